@@ -189,7 +189,12 @@ class BrokerService:
         )
         broker, known = self.config.broker, self.registrar.known
         checks = PullChecks(
-            topics, clients, self.filters, broker, lambda: path.gate.refusal is None
+            topics,
+            clients,
+            self.filters,
+            broker,
+            lambda: path.gate.refusal is None,
+            path.clock_ms,
         )
         self.pull = PullProcessor(path, checks, offsets, broker, relay=self.relay)
         sightings = ConsumerSightings(clients)

@@ -223,7 +223,7 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, ...]]:
             continue
         static = inspect.getattr_static(kind, name)
         if isinstance(static, functools.cached_property):
-            yield f"`{name}`", f"`{kind.__name__}.{name}`, which has an entry of its own."
+            yield f"`{name}`", f"See `{kind.__name__}.{name}`."
         elif isinstance(static, property):
             yield f"`{name}`", _said(static)
         elif inspect.isfunction(member) or inspect.ismethod(member):

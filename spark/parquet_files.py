@@ -27,7 +27,7 @@ def write_parquet(session: SparkSession, options: Mapping[str, str], folder: str
 
     Files follow each other in the order of the log, `_SUCCESS` comes last. Raises FileExistsError
     if the folder holds something, ValueError for bad options and while another run writes there;
-    what a task raises comes as Spark's error.
+    what a task raises comes as Spark's error. Raises OSError, also for a disk without file locks.
     """
     read = Read(ReadOptions.from_mapping(options))
     _check_empty(folder)

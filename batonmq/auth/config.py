@@ -66,8 +66,8 @@ class AuthConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """HA peers without TLS need not prove that they know the secret of the nodes: any host that
     reaches an HA port can read the log."""
     audit_only: bool = False
-    """Requests that would be refused are written to the audit log and served: for a first try of
-    users and rights."""
+    """Requests that would be refused are written to the audit log and served, except those about
+    users: for a first try of users and rights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -173,8 +173,9 @@ class HistoryFile:
             # Behind the highest, not into a gap: readers take the numbers as the order.
             number = full_ones[-1][0] + 1 if full_ones else 1
             full = folder / numbered(name, number)
-            with suppress(FileNotFoundError):  # an earlier call could not take it back
+            with suppress(FileNotFoundError):  # an earlier call could not take its rename back
                 disk.rename(self._path, full)
+                full_ones.append((number, full.name))
             try:
                 descriptor = _open(self._path)
             except OSError:
@@ -184,7 +185,7 @@ class HistoryFile:
             log.warning("history_not_divided reason=%r", disk.described(error))
             return
         former, self._descriptor, self._end = self._descriptor, descriptor, 0
-        self._drop_oldest([*full_ones, (number, full.name)])
+        self._drop_oldest(full_ones)
         disk.close(former)
 
     def _drop_oldest(self, full_ones: list[tuple[int, str]]) -> None:

@@ -206,7 +206,9 @@ class LocalCluster:
         if wanted is None:
             raise StartError(f"{stage!r} is no stage: {', '.join(STAGES)}")
         if "tls" in self.layout.overrides:
-            raise StartError("the file of --config has a section tls: change it there")
+            raise StartError(
+                "the settings of this cluster have a section tls: change it in the file of --config"
+            )
         layout = replace(self.layout, secure=wanted)
         try:
             if wanted != "disabled":

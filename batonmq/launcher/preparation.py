@@ -151,13 +151,13 @@ def _read_settings(path: Path) -> Settings:
         loaded = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as exc:
         line = f":{exc.problem_mark.line + 1}" if exc.problem_mark else ""
-        raise LayoutError(f"--config {path}{line}: not YAML: {exc.problem}") from exc
+        raise LayoutError(f"{path}{line}: not YAML: {exc.problem}") from exc
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
-        raise LayoutError(f"--config {path}: {exc}") from exc
+        raise LayoutError(f"{path}: {exc}") from exc
     if loaded is None:
         return {}
     if not isinstance(loaded, dict) or not all(isinstance(v, dict) for v in loaded.values()):
-        raise LayoutError(f"--config {path}: one mapping of settings per section is needed")
+        raise LayoutError(f"{path}: one mapping of settings per section is needed")
     return loaded
 
 

@@ -48,6 +48,7 @@ EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
 _FREE_SPACE = (
     "free disk space, or keep less: mqctl updateBrokerConfig -b {0} -k fileReservedTime -v 24"
 )
+_NO_SPACE = ("No space left", "quota", "waits for disk space")
 _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
@@ -295,7 +296,10 @@ class Findings:
             if not isinstance(answer, BatonError) and answer.log is not None
         }
         found = [
-            Problem.of(f"controller {a}: {what}", "free disk space" if "disk" in what else _LOOK)
+            Problem.of(
+                f"controller {a}: {what}",
+                "free disk space" if any(sign in what for sign in _NO_SPACE) else _LOOK,
+            )
             for a, log in logs.items()
             for what in log.problems
         ]

@@ -37,7 +37,7 @@ class Seconds(click.FloatRange):
     ) -> float:
         seconds = super().convert(value, param, ctx)
         if not seconds <= SECONDS_MAX:
-            self.fail(f"{value}: at most {SECONDS_MAX:g} are allowed", param, ctx)
+            self.fail(f"{value}: at most {SECONDS_MAX:.0f} are allowed", param, ctx)
         return seconds
 
 

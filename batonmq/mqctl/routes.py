@@ -89,7 +89,8 @@ def groups_of_others(
     known: Mapping[str, ReplicasInfo], routes: ClusterInfo, planned: Collection[str]
 ) -> list[str]:
     """Groups of another cluster that has the same controllers, as these record it."""
-    named, clusters = {*planned, *routes.broker_addr_table}, {None, *routes.cluster_addr_table}
+    named = {*planned, *routes.broker_addr_table}
+    clusters = {None, "", *routes.cluster_addr_table}
     return [
         name
         for name, group in known.items()
@@ -100,8 +101,8 @@ def groups_of_others(
 def _note_unsure(unsure: Brokers) -> None:
     for name in dict.fromkeys(name for _, name, *_ in unsure):
         note(
-            f"note: {name} is passed over: only the controllers know it, and no broker of it"
-            " lives; `mqctl health` says more"
+            f"note: {name} is skipped: only the controllers know it, and none of its brokers runs;"
+            " `mqctl health` says more"
         )
 
 

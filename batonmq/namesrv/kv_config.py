@@ -153,7 +153,10 @@ class KVConfig:
             except (OSError, RuntimeError, ValueError) as error:
                 reason = disk.described(error)
                 log.error("key_values_not_stored path=%s reason=%r", self._path, reason)
-                failure = _refusal(f"cannot store the key-values, none was changed: {reason}")
+                failure = _refusal(
+                    f"cannot store the key-values: {reason}; none was changed, but a restart may"
+                    " bring them: set them again"
+                )
         if failure is None:
             self._table, self._size = table, size
         for change in kept:

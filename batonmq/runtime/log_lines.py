@@ -9,8 +9,9 @@ from typing import Final
 
 from batonmq.runtime.clock import boot_s
 
-LINES_MAX: Final = 100
+LINES_MAX: Final = 30
 INTERVAL_S: Final = 10.0
+AUDIT_LOG: Final = "batonmq.auth.audit"
 _CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 _INDENT: Final = "    "
 
@@ -31,15 +32,17 @@ class LineLimit(logging.Filter):
         self._seen: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == AUDIT_LOG:  # each change is written; refusals have a limit of their own
+            return True
         now_s, call = boot_s(), (record.pathname, record.lineno)
         began_s, count = self._seen.get(call, (now_s, 0))
         if now_s - began_s < INTERVAL_S or record.levelno <= logging.DEBUG:
             self._seen[call] = (began_s, count + 1)
             return count < LINES_MAX or record.levelno <= logging.DEBUG
         self._seen[call] = (now_s, 1)
-        if count > LINES_MAX and isinstance(record.args, tuple):
-            record.msg = f"{record.msg} left_out=%d"
-            record.args = (*record.args, count - LINES_MAX)
+        if count > LINES_MAX:
+            record.msg = f"{record.getMessage()} left_out={count - LINES_MAX}"
+            record.args = ()
         return True
 
 

@@ -118,7 +118,11 @@ class RuntimeSettings(Generic[C]):
                 await asyncio.to_thread(self._keep, change)
             except OSError as error:
                 self._unsure |= change.kept.keys()
-                why = f"cannot keep the settings, none was changed: {disk.described(error)}"
+                reason = disk.described(error)
+                why = (
+                    f"cannot keep the settings: {reason}; none was changed, but a restart may bring"
+                    " them: set them again"
+                )
                 raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why) from error
             if change.kept:
                 self._unsure.clear()

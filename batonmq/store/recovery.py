@@ -126,6 +126,7 @@ def recover_store(
             if not files.consume_queues.drop_unreadable(error):
                 raise
             log.error("consume_queue_damaged reason=%s", error)
+    files.log.health.queue_failure = ""  # this start has removed what it could not read
     dispatcher.advance(confirmed)
     log.info(
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
@@ -141,6 +142,7 @@ def _find_end(
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm, totals = files.checkpoint.confirm_phy_offset, files.checkpoint.queue_totals
     start, checkpoint = _start_offset(files), files.checkpoint
+    indexed = start if checkpoint.recovery_offset is None else checkpoint.recovery_offset
     # Queues and index are cut to it, and what they get next is only in memory for a while: if this
     # process is killed, the next start must read from there too.
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > start:
@@ -156,7 +158,7 @@ def _find_end(
         damaged = consume_queues.drop_damaged(start, expects_none=False) or damaged
         consume_queues.truncate_dirty(start)
         # R22: a cut that failed here, unmarked, left entries of bytes that were replaced since.
-        files.index.truncate_to(start)
+        files.index.truncate_to(indexed)
     confirmed = Confirmed(stored_confirm, confirm_rule.proven(visible_end))
     end, damage = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     _write_again(files, start := min(start, end))

@@ -65,8 +65,8 @@ class ClientChannel:
     language: int
     version: int
     last_heartbeat_ms: int
-    #: The newest subVersion of its pulls that was above the known one, since this heartbeat.
-    unannounced: int = 0
+    #: Topic -> (subVersion of its pulls above the known one, since when), since this heartbeat.
+    unannounced: dict[str, tuple[int, int]] | None = None
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class ConsumerManager:
         changed = group.join(client)
         # Heartbeats without subscriptions only keep the client alive. A change lets it send them.
         if without_subscription:
-            return changed or (before is not None and before.unannounced > 0)
+            return changed or (before is not None and before.unannounced is not None)
         subscriptions = data.subscription_data_set
         wanted = dict(zip(map(_TOPIC, subscriptions), subscriptions, strict=True))
         known = group.subscriptions
@@ -262,15 +262,21 @@ class ConsumerManager:
         known = self.groups.get(group)
         return known.subscriptions.get(topic) if known else None
 
-    def is_unannounced(self, group: str, channel: Hashable, version: int) -> bool:
-        """A member pulls with a newer subscription than its group's heartbeats have. Returns
-        whether it did before, since its last heartbeat."""
+    def unannounced_ms(
+        self, group: str, channel: Hashable, topic: str, version: int, now_ms: int
+    ) -> int:
+        """A member pulls with a newer subscription than its group's heartbeats have. Returns for
+        how long, since its last heartbeat."""
         known = self.groups.get(group)
         member = known.members.get(channel) if known else None
         if member is None:
-            return False
-        before, member.unannounced = member.unannounced, max(member.unannounced, version)
-        return before >= version
+            return 0
+        member.unannounced = member.unannounced or {}
+        before, since_ms = member.unannounced.get(topic, (-1, now_ms))
+        if before < version:
+            since_ms = now_ms
+            member.unannounced[topic] = version, since_ms
+        return now_ms - since_ms
 
     def producer_channel(self, client_id: str) -> Hashable | None:
         """The connection of a client that is a producer in any group."""

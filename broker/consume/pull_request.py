@@ -38,6 +38,8 @@ from batonmq.remoting.headers import PullFields, PullFrame, refusal
 
 # A reply and its header must fit into a frame of 16 MiB.
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
+UNANNOUNCED_MS = 1000
+"""The heartbeat of a newer subscription, which is on its way, has come until then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +73,14 @@ class PullChecks:
         filters: ConsumerFilterManager,
         config: BrokerConfig,
         writable: Callable[[], bool],
+        clock_ms: Callable[[], int],
     ) -> None:
         self._topics = topics
         self._clients = clients
         self._filters = filters
         self._config = config
         self._writable = writable
+        self._clock_ms = clock_ms
 
     def checked(self, channel: Connection, request: PullFrame) -> Pull:
         """Checks the request. Raises BrokerRefusal."""
@@ -141,10 +145,12 @@ class PullChecks:
         # The heartbeat with the newer subscription is on its way: filtered by the older one, the
         # group would skip messages.
         if subscription.sub_version < ext.sub_version:
-            is_late = self._clients.is_unannounced(name, channel, ext.sub_version)
+            late_ms = self._clients.unannounced_ms(
+                name, channel, topic, ext.sub_version, self._clock_ms()
+            )
             # A stock client whose rebalance meets a running heartbeat sends none for it, and would
             # wait for its next one, 30 s. Tags it also compares itself, so it may get them all.
-            if is_late and kind == (ext.expression_type or TAG) == TAG:
+            if late_ms >= UNANNOUNCED_MS and kind == (ext.expression_type or TAG) == TAG:
                 return TAG, "*"
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,

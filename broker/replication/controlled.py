@@ -98,6 +98,7 @@ class ControllerReplication(Replication):
     ) -> None:
         super().__init__(config, path, slave_sync, hooks, guard)
         self._full_disk = UnfitHandover()
+        self._without_heir = False
         self._damage = UnfitHandover()
         self._client = client
         self._tables = tables
@@ -182,6 +183,9 @@ class ControllerReplication(Replication):
         try:
             # Replicas may share a file system, and pass the mastership to and fro while it is full.
             heirs = await self._members_with_disk_space()
+            if not heirs and not self._without_heir:  # once, and not at each look
+                log.warning("no_member_has_disk_space reason=%s", full)
+            self._without_heir = not heirs
             if heirs and self._path.store.disk_space.reason:
                 log.warning("master_with_full_disk_hands_over reason=%s", full)
                 handed = await self.manager.hand_over(full_disk_reason(refused_ms, full), heirs)

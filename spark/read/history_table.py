@@ -4,6 +4,7 @@ A file is split like any text: a range owns the lines that begin in it. A bad li
 only. Free of Spark.
 """
 
+import codecs
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def _by_arrow(text: bytes, lines: int) -> pa.Table | None:
     three times as long. None too if one has a field of a later version, which may hold anything."""
     # What Arrow takes here has no `}` but in texts and at the end of a value, and no line end in a
     # text: with as many values as lines, each line is one.
-    if text.count(b"}\n") != lines:
+    if text.count(b"}\n") != lines or text.startswith(codecs.BOM_UTF8):  # Arrow skips that mark
         return None
     try:
         text.decode()  # Arrow would hand on strings that are no UTF-8

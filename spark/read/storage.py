@@ -226,8 +226,8 @@ def lines_of(
     storage: Storage, path: str, begin: int, end: int, size_max: int = -1, at_once: int = 0
 ) -> Iterator[tuple[int, bytes]]:
     """(offset, line) of the lines that begin in [begin, end) of a file; `end` 0: of all of it, and
-    it may be packed. Of a line above `size_max` the beginning. With `at_once`, whole lines of about
-    so many bytes instead of each line.
+    it may be packed. Of a line above `size_max` the beginning. `at_once`: yields blocks of whole
+    lines, of about so many bytes each.
 
     Raises OSError, also for a file that is shorter than `end`.
     """
@@ -239,7 +239,8 @@ def lines_of(
             file.seek(at - 1)
             at += len(file.readline()) - 1
         while at < end or not end:
-            text = file.read(min(at_once, end - at) - 1) if at_once else b""
+            size = min(at_once, end - at) if end else at_once
+            text = file.read(size - 1) if at_once else b""
             text += file.readline(size_max)
             if not text:
                 break

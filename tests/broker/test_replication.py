@@ -103,15 +103,19 @@ async def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_
         status(**{PROBLEMS_KEY: '["its disk is full: No space left on device"]'}),
     ],
 )
-async def test_r45_a_full_disk_hands_over_to_no_member_whose_disk_is_hardly_better(rig, answer):
+async def test_r45_a_full_disk_hands_over_to_no_member_whose_disk_is_hardly_better(
+    rig, answer, caplog
+):
     """Members on one file system passed the mastership to and fro, for as long as it was full."""
     with managed(rig) as (_, replication):
         rig.service.store.disk_space.set_watermark(FULL)
-        replication._client.call.side_effect = [answer, status()]
+        replication._client.call.side_effect = [answer, answer, status()]
         assert await handed(rig, replication, NOW_MS) == 0
         assert await handed(rig, replication, NOW_MS + FULL_MS) == 0
         assert (await rig.send()).remark == f"{DISK_FULL}: {FULL}"
-        assert await handed(rig, replication, NOW_MS + 2 * FULL_MS) == 1, "it has space now"
+        assert await handed(rig, replication, NOW_MS + 2 * FULL_MS) == 0
+        assert caplog.text.count("no_member_has_disk_space") == 1
+        assert await handed(rig, replication, NOW_MS + 3 * FULL_MS) == 1, "it has space now"
         rig.service.store.disk_space.set_watermark("")
 
 

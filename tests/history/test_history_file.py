@@ -215,6 +215,15 @@ def test_where_no_file_can_be_begun_the_full_one_grows_on(path, kept, monkeypatc
     assert in_files(path) == [list(range(1, 13)), [13]]
 
 
+def test_a_file_that_could_not_get_its_name_back_counts_once_when_the_oldest_goes(path):
+    files = len(divided(path, 30, files=9))
+    history = HistoryFile(path, size_max=400, files=files + 1)
+    os.rename(path, path.with_name("history.000099.jsonl"))
+    assert history.append([event(index) for index in range(31, 35)]) == 4
+    history.close()
+    assert len(in_files(path)) == files + 1 and in_files(path)[0][0] == 1
+
+
 def no_descriptor_left(path):
     raise OSError(24, "Too many open files")
 

@@ -57,6 +57,12 @@ def test_one_log_call_writes_a_limited_number_of_lines_and_says_how_many_it_left
     write(1)
     write(1)
     assert lines[-2:] == ["dropped peer=p left_out=7", "dropped peer=p"]
+    whole = logging.LogRecord(log_lines.AUDIT_LOG, logging.INFO, "f.py", 1, "100 %", (), None)
+    assert all(limit.filter(whole) for _ in range(LINES_MAX + 1)), "who changed what is all kept"
+    other = logging.LogRecord("l", logging.ERROR, "f.py", 9, "100 %", (), None)
+    passed = [limit.filter(other) for _ in range(LINES_MAX + 1)]
+    now_s += INTERVAL_S
+    assert limit.filter(other) and other.getMessage() == "100 % left_out=1" and not passed[-1]
     for _ in range(2 * LINES_MAX):
         write(3, logging.DEBUG)
     assert len(lines) == 3 * LINES_MAX + 3

@@ -1,5 +1,6 @@
 """Histories of controllers as a table, against the events that were written."""
 
+import codecs
 import json
 import re
 from datetime import UTC, datetime
@@ -102,6 +103,13 @@ def write(path, events, **limits):
     for each in events:
         file.append([each])
     file.close()
+
+
+def test_a_file_that_was_empty_when_it_was_planned_is_read(tmp_path):
+    path = tmp_path / "history-n0.jsonl"
+    write(path, EVENTS)
+    items = list(read_history(Storage(""), HistoryRange(str(path), 0, 0), SCHEMA))
+    assert rows_of(items) == [expected(each) for each in EVENTS]
 
 
 def test_every_field_of_an_event_is_a_column():
@@ -245,6 +253,7 @@ PLAIN = line_of((), ())
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.just(PLAIN) | LINE, SEPARATOR), min_size=1, max_size=4))
 @example([(PLAIN, b""), (PLAIN, b"\n"), (b"", b"\n")])  # as many values as lines
+@example([(codecs.BOM_UTF8 + PLAIN, b"\n")])
 @example([(PLAIN, b""), (PLAIN, b"\n"), (PLAIN[:-1], b"\n"), (b"}", b"\n")])
 @example([(line_of([(name, value)], ()), b"\n") for name in (b"json", b"part") for value in VALUES])
 def test_lines_at_once_are_the_events_of_each_line(parts):

@@ -420,7 +420,7 @@ def test_r22_a_cut_lives_without_an_index_whose_folder_fails_as_a_whole(rig, end
     store = rig.open_master()
     store.advance_confirm_offset(store.max_phy_offset)
     found = store.queries.query_message("T", "k", 9, 0, FOREVER_MS).parts
-    assert [record.body for record in decode_records(b"".join(found))] == [b"new", b"kept"]
+    assert [record.body for record in decode_records(b"".join(found))] == [b"kept", b"new"]
 
 
 @pytest.mark.parametrize("kind", ["consumequeue", "index"])

@@ -64,6 +64,7 @@ def test_g8_a_queue_that_the_disk_cannot_read_is_built_from_the_log(rig, stop, c
         store.advance_confirm_offset(store.max_phy_offset)
     assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
     assert "consume_queue_damaged" in caplog.text and "Input/output error" in caplog.text
+    assert not store.health.queue_failure, "it is built again"
     assert rig.put(store).queue_offset == COUNT
 
 

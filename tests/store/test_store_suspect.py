@@ -372,6 +372,17 @@ def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig, store):
     assert (damage.offset, damage.end_offset, damage.until_level) == (0, end, False)
 
 
+def test_r17_damage_after_a_loss_of_power_ends_only_when_caught_up_with_a_master(rig, store):
+    """What can still be seen is not all that there was."""
+    end = rig.put_confirmed(store, b"a", b"b")
+    rig.kill(store)
+    rig.flip(rig.segment(), end - 10)
+    reboot(rig)
+    store = rig.open()
+    damage = store.trust.damage
+    assert damage is not None and damage.until_level
+
+
 @pytest.mark.parametrize("until_level", [False, True])
 def test_r24_a_discarded_tail_is_trusted_when_all_that_it_held_is_confirmed(store, until_level):
     bad = Suspicion("file", 100, "bad", 500, discarded=True, until_level=until_level)

@@ -36,8 +36,14 @@ class Admin(InstanceUser):
     ) -> None:
         super().__init__(name_servers, client, client_options)
         self._requests = AdminRequests(self._client, timeout_ms)
-        self.cluster = ClusterAdmin(self._requests)
-        self.brokers = BrokerAdmin(self._requests)
+
+    @cached_property
+    def cluster(self) -> ClusterAdmin:
+        return ClusterAdmin(self._requests)
+
+    @cached_property
+    def brokers(self) -> BrokerAdmin:
+        return BrokerAdmin(self._requests)
 
     # Imported on demand: `mqctl health` needs none of them, and imports are slow on a busy host.
 

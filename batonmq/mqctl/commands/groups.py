@@ -90,7 +90,8 @@ async def update_sub_group(
             # A broker replaces all settings of a group at once: what was not given has to be sent
             # as it is, or it would fall back to its default. Masters may differ in it.
             before = known.get(name, SubscriptionGroupConfig(group_name=group_name))
-            made[name] = replace(before, **changes)
+            # Brokers refuse attributes in a request, as Java does.
+            made[name] = replace(before, attributes={}, **changes)
             await admin.consumer_groups.update(made[name], broker=address)
     found = {name: plain(config) for name, config in made.items()}
     if context.out.wrote_json(found):

@@ -189,6 +189,7 @@ class _Writer:
             self.done["topics"] += 1
         for config in wanted["groups"].values():
             group = SubscriptionGroupConfig.decode(msgspec.json.encode(config))
+            group.attributes = {}  # brokers refuse them in a request, as Java does
             await admin.consumer_groups.update(group, broker=address)
             self.done["groups"] += 1
         await self._make_groups_of(wanted["offsets"])
