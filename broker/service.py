@@ -188,14 +188,7 @@ class BrokerService:
             self.config, path, topics, in_sync, self.relay, sent_half, self.registrar.when_known
         )
         broker, known = self.config.broker, self.registrar.known
-        checks = PullChecks(
-            topics,
-            clients,
-            self.filters,
-            broker,
-            lambda: path.gate.refusal is None,
-            path.clock_ms,
-        )
+        checks = PullChecks(topics, clients, self.filters, broker, path)
         self.pull = PullProcessor(path, checks, offsets, broker, relay=self.relay)
         sightings = ConsumerSightings(clients)
         self.clients = ClientProcessor(clients, topics, path, self.filters, sightings, broker)

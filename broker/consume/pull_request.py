@@ -6,7 +6,6 @@ itself, or from the group's heartbeats. Origin: PullMessageProcessor in Java.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +23,7 @@ from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.sql_values import Matches
 from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     BROADCASTING,
     SQL92,
@@ -64,7 +64,7 @@ class Pull:
 
 
 class PullChecks:
-    """`writable()`: whether unknown groups may be created now."""
+    """Whether a pull may be answered, and by which filter."""
 
     def __init__(
         self,
@@ -72,15 +72,13 @@ class PullChecks:
         clients: ConsumerManager,
         filters: ConsumerFilterManager,
         config: BrokerConfig,
-        writable: Callable[[], bool],
-        clock_ms: Callable[[], int],
+        path: WritePath,
     ) -> None:
         self._topics = topics
         self._clients = clients
         self._filters = filters
         self._config = config
-        self._writable = writable
-        self._clock_ms = clock_ms
+        self._path = path
 
     def checked(self, channel: Connection, request: PullFrame) -> Pull:
         """Checks the request. Raises BrokerRefusal."""
@@ -92,7 +90,9 @@ class PullChecks:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "lite pulls are off: litePullMessageEnable is false"
             )
-        group = consuming_group(self._topics, ext.consumer_group, writable=self._writable())
+        # Unknown groups are created only while writes are taken.
+        writable = self._path.gate.refusal is None
+        group = consuming_group(self._topics, ext.consumer_group, writable=writable)
         config = readable_topic(self._topics, ext.topic)
         check_queue(config, ext.queue_id)
         wanted, matches = self._filter(ext, group, channel)
@@ -146,7 +146,7 @@ class PullChecks:
         # group would skip messages.
         if subscription.sub_version < ext.sub_version:
             late_ms = self._clients.unannounced_ms(
-                name, channel, topic, ext.sub_version, self._clock_ms()
+                name, channel, topic, ext.sub_version, self._path.clock_ms()
             )
             # A stock client whose rebalance meets a running heartbeat sends none for it, and would
             # wait for its next one, 30 s. Tags it also compares itself, so it may get them all.

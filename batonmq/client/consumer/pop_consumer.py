@@ -104,8 +104,6 @@ class PopConsumer(Receiver):
             failure: NoMasterError | None = None
             for name in names[turn:] + names[:turn]:
                 now_ms = boot_ms()
-                if failure is not None and now_ms >= deadline_ms:
-                    break  # each further group that is down would take a second
                 until_ms = max(deadline_ms, now_ms)
                 if len(names) > 1:
                     # A group whose brokers are all down must not keep away what the others have.

@@ -258,7 +258,8 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     if node.kind != BROKER:
         return _name_server_may(evidence, node)
     group = evidence.group(node.group)
-    if node.has_process and not node.runs and node.log.is_starting and not node.process.stopped:
+    is_stopped = node.process is not None and node.process.stopped
+    if node.has_process and not node.runs and node.log.is_starting and not is_stopped:
         return Restart(node.name, False, "it is still starting")
     if evidence.is_live and node.asked and not node.runs and not node.refuses_us:
         return Restart(node.name, True, "it does not serve")
