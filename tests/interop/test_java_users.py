@@ -80,7 +80,7 @@ def test_stock_programs_do_what_their_users_may(java_classpath: str, tmp_path: P
             with JavaProgram(
                 java_classpath, tmp_path / "q", "Produce", servers, jvm=jvm("shop", "shop-new")
             ) as other:
-                other.send(f"{TOPIC} 20 tags")
+                other.send(f"{TOPIC} 20 ordered")
                 other.wait_for("sends to the heir", lambda: other.of("produced"))
             receive.wait_for("all", lambda: len({x["key"] for x in receive.of("key")}) == 40)
         with JavaProgram(java_classpath, tmp_path / "s", "MqAdmin", jvm=jvm("thief")) as stranger:
