@@ -106,7 +106,8 @@ def main() -> None:
 @click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="YAML laid over every process's configuration (sections namesrv, controller, broker, …).",
+    help="YAML laid over every process's configuration (sections namesrv, controller, broker, …);"
+    " later starts keep it, and an empty file drops it.",
 )
 @click.option(
     "--respawn/--no-respawn",

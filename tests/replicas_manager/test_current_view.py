@@ -53,7 +53,7 @@ def test_r20_only_epochs_that_grow_are_taken():
         ViewFreshness.NEWER,
     ]
     later = replace(view(3, 5), raft_index=9)
-    assert current.freshness_of(later) is ViewFreshness.KNOWN, "nobody registered again"
+    assert current.freshness_of(later) is ViewFreshness.KNOWN, "no process registered again"
 
 
 def test_r24_only_a_slave_fetches_its_damaged_part_again():
