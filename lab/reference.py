@@ -177,13 +177,14 @@ def reference() -> str:
 
 
 def _said(thing: Any) -> str:
-    """Its docstring, as one paragraph; "" if it has none of its own."""
+    """Its docstring, of a class with its paragraphs; "" if it has none of its own."""
     text = inspect.cleandoc(vars(thing).get("__doc__") or "") if inspect.isclass(thing) else ""
     if not inspect.isclass(thing):
         text = inspect.getdoc(thing) or ""
     if inspect.isclass(thing) and text.startswith(f"{thing.__name__}("):
         return ""  # a dataclass without one
-    return " ".join(text.split()).replace("<", "&lt;")
+    paragraphs = text.split("\n\n") if inspect.isclass(thing) else [text]
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs).replace("<", "&lt;")
 
 
 def _assigned(value: Any) -> str:
