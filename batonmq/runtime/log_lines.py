@@ -40,9 +40,11 @@ class LineLimit(logging.Filter):
             self._seen[call] = (began_s, count + 1)
             return count < LINES_MAX or record.levelno <= logging.DEBUG
         self._seen[call] = (now_s, 1)
-        if count > LINES_MAX:
-            record.msg = f"{record.getMessage()} left_out={count - LINES_MAX}"
-            record.args = ()
+        if count > LINES_MAX and not record.args:  # a text without arguments may hold a %
+            record.msg = f"{record.msg} left_out={count - LINES_MAX}"
+        elif count > LINES_MAX and isinstance(record.args, tuple):
+            record.msg = f"{record.msg} left_out=%d"
+            record.args = (*record.args, count - LINES_MAX)
         return True
 
 
