@@ -17,8 +17,8 @@ from tests.shared.failing_disk import failing
 
 
 async def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(tmp_path):
-    """1 a send finds no disk space: it waits. 2 the next one is refused, status says why. 3 there is
-    space: the first is answered with 0, though no other write comes."""
+    """1 a send finds no disk space: it waits. 2 the next one is refused, status says why. 3 there
+    is space: the first is answered with 0, though no other write comes."""
 
     async def problems(rig):
         reply = await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
