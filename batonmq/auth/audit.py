@@ -17,6 +17,7 @@ from typing import Final
 
 from batonmq.protocol.codes import request_name
 from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.log_lines import UNLIMITED
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class AuditLog:
         if suppressed:
             line["suppressed"] = suppressed
         # ASCII: what a stranger sends cannot end the line, nor hide in it.
-        self._lines.info("%s", json.dumps(line))
+        self._lines.info("%s", json.dumps(line), extra=UNLIMITED)
 
     def close(self) -> None:
         """Writes what waits, and ends the thread."""
@@ -111,7 +112,7 @@ class _PrivateFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         # Instead of a trace on standard error for each line while the disk is full.
-        log.error("audit_line_lost line=%s", record.getMessage())
+        log.error("audit_line_lost line=%s", record.getMessage(), extra=UNLIMITED)
 
 
 def _private(path: str, flags: int) -> int:
@@ -123,4 +124,4 @@ class _Waiting(QueueHandler):
         try:
             self.queue.put_nowait(record)
         except queue.Full:  # the disk does not keep up: a request must not wait for it
-            log.error("audit_line_lost line=%s", record.getMessage())
+            log.error("audit_line_lost line=%s", record.getMessage(), extra=UNLIMITED)

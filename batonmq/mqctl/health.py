@@ -24,7 +24,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import reason
-from batonmq.mqctl.refusals import next_step, refuses_client
+from batonmq.mqctl.refusals import lacks_disk_space, next_step, refuses_client
 from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
@@ -48,7 +48,6 @@ EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
 _FREE_SPACE = (
     "free disk space, or keep less: mqctl updateBrokerConfig -b {0} -k fileReservedTime -v 24"
 )
-_NO_SPACE = ("No space left", "quota", "waits for disk space")
 _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
@@ -298,7 +297,7 @@ class Findings:
         found = [
             Problem.of(
                 f"controller {a}: {what}",
-                "free disk space" if any(sign in what for sign in _NO_SPACE) else _LOOK,
+                "free disk space" if lacks_disk_space(what) else _LOOK,
             )
             for a, log in logs.items()
             for what in log.problems

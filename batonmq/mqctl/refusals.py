@@ -8,6 +8,7 @@ from typing import Final
 from batonmq.mqctl.context import SIGN, is_unsigned
 from batonmq.protocol.codes import ResponseCode
 
+_NO_SPACE: Final = ("disk is full", "waits for disk space", "No space left", "quota exceeded")
 _AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
 _SILENT: Final = "it hangs, or just starts: mqctl verdict says which, and what to do"
 CLOSES: Final = (
@@ -44,6 +45,11 @@ def distrusts(why: str) -> bool:
 def is_silent(why: str) -> bool:
     """Whether a node accepted the question, and did not answer in time."""
     return "no answer" in why
+
+
+def lacks_disk_space(problem: str) -> bool:
+    """Whether a process reports that a full disk or a quota keeps it from writing."""
+    return any(sign in problem for sign in _NO_SPACE)
 
 
 def refuses_client(why: str) -> bool:

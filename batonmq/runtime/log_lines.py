@@ -11,7 +11,8 @@ from batonmq.runtime.clock import boot_s
 
 LINES_MAX: Final = 30
 INTERVAL_S: Final = 10.0
-AUDIT_LOG: Final = "batonmq.auth.audit"
+UNLIMITED: Final = {"is_unlimited": True}
+"""`extra` of a log call whose lines are all kept."""
 _CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 _INDENT: Final = "    "
 
@@ -32,7 +33,7 @@ class LineLimit(logging.Filter):
         self._seen: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name == AUDIT_LOG:  # each change is written; refusals have a limit of their own
+        if getattr(record, "is_unlimited", False):
             return True
         now_s, call = boot_s(), (record.pathname, record.lineno)
         began_s, count = self._seen.get(call, (now_s, 0))

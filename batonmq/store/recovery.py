@@ -142,7 +142,10 @@ def _find_end(
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm, totals = files.checkpoint.confirm_phy_offset, files.checkpoint.queue_totals
     start, checkpoint = _start_offset(files), files.checkpoint
-    indexed = start if checkpoint.recovery_offset is None else checkpoint.recovery_offset
+    # Where only queues are lost, and `start` is the log's beginning, the index is still whole.
+    indexed = checkpoint.recovery_offset
+    if indexed is None or indexed > commit_log.end_of_segments:
+        indexed = start
     # Queues and index are cut to it, and what they get next is only in memory for a while: if this
     # process is killed, the next start must read from there too.
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > start:

@@ -156,8 +156,8 @@ class TimerQueue:
     @property
     def is_caught_up(self) -> bool:
         """Whether everything was read that the log had when the mastership began."""
-        # Also what is not confirmed here yet: the last record may be a recall that the former
-        # master has answered (R30).
+        # Unconfirmed records count, too: the last one may be a recall that the previous master has
+        # acknowledged (R30).
         return self.next_offset >= self._seen_all_at
 
 

@@ -127,8 +127,8 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             self._sync_again_s = 0.0
             return True
         if not self._sync_again_s:
-            missing = self._journal.missing
-            log.error("raft_disk_full reason=%r: this node neither leads nor votes", missing)
+            failure = self._journal.failure
+            log.error("raft_disk_full reason=%r: this node neither leads nor votes", failure)
         self._sync_again_s = now_s + _FULL_RETRY_S
         # A leader counts itself in each majority, but these entries are not on its disk.
         if self._syncObj._isLeader():

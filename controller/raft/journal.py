@@ -147,8 +147,8 @@ class DurableJournal:
         self._commit_index = 0
         self._joined = self._joined_durable = False
         self._vote = VoteFile(folder / "meta", self._refused)
-        self.missing = ""
-        """What the disk did not take last, and why, for people."""
+        self.failure = ""
+        """Why the newest failed write failed; it may have succeeded since."""
         disk.makedirs(folder)
         sync_directory(folder.parent)
         sync_directory(folder)  # names that an earlier process replaced, and could not sync
@@ -341,7 +341,7 @@ class DurableJournal:
         """The disk took less than all. Ends the process, unless it may take it later (R53)."""
         if not disk.is_short(error):
             self.on_fatal(f"cannot {what}: {disk.described(error)}")
-        self.missing = disk.described(error)
+        self.failure = disk.described(error)
 
     # Loading.
 

@@ -431,10 +431,10 @@ class RaftLog:
                 " folder of one of them"
             )
         if node.transport.disk_is_full:
-            why = journal.missing
+            why = journal.failure
             found.append(f"it neither leads nor votes until it can store its log: {why}")
-        if snapshots.missing:
-            found.append(f"it cannot shorten its log by a snapshot: {snapshots.missing}")
+        if snapshots.failure:
+            found.append(f"it cannot shorten its log by a snapshot: {snapshots.failure}")
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
         return tuple(found)

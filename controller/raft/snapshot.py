@@ -119,7 +119,7 @@ class FileSnapshots:
             self.head = (before_last, last)
         self.last_index = self.head[1][1] if self.head is not None else 0
         """The last entry in the newest snapshot, 0 if there is none."""
-        self.missing = ""
+        self.failure = ""
         """Why the newest snapshot was not stored."""
         self._index = 0
         self._finished = False
@@ -141,10 +141,10 @@ class FileSnapshots:
             if not disk.is_short(error):
                 self._on_fatal(f"cannot store the snapshot: {reason}")
             log.warning("raft_snapshot_not_stored reason=%r", reason)
-            self.missing = reason
+            self.failure = reason
             self._again_s = boot_s() + _FULL_RETRY_S
             return False
-        self._data, self.missing = data, ""
+        self._data, self.failure = data, ""
         return True
 
     # pysyncobj's Serializer interface, in its spelling.

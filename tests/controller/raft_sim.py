@@ -64,7 +64,7 @@ class MemoryJournal(DurableJournal):
         self._vote.term, self._vote.voted_for = disk.term, disk.voted_for
         self._commit_index = 0
         self._end = 0
-        self.missing = ""
+        self.failure = ""
         self._joined = self._joined_durable = disk.joined
         self._replaced = False
         self.snapshot_index = head[1][1] if head else 1

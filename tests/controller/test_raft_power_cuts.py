@@ -225,13 +225,13 @@ def test_r53_a_full_disk_keeps_a_snapshot_from_being_stored_only_for_a_while(
     def attempt(rule: str, number: int) -> bool:
         with failing(rule) as struck, watching(tmp_path / str(number)) as cut:
             taken = snapshots(cut.root, "new")
-            missing = []
+            failures = []
             for _ in range(3):
                 if taken.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING:
                     taken.serialize((None, entry(7), entry(6), None), 6)
-                    missing.append(taken.missing)
-            assert taken.last_index == 7 and not all(missing)
-            assert any(missing) == bool(struck), "it is in health meanwhile"
+                    failures.append(taken.failure)
+            assert taken.last_index == 7 and not all(failures)
+            assert any(failures) == bool(struck), "it is in health meanwhile"
             left = cut.leave(tmp_path / f"left-{number}") / "snapshot"
             assert decode_snapshot(left.read_bytes())[0] == {"state": "new"}
         return bool(struck)

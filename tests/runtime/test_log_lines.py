@@ -57,7 +57,8 @@ def test_one_log_call_writes_a_limited_number_of_lines_and_says_how_many_it_left
     write(1)
     write(1)
     assert lines[-2:] == ["dropped peer=p left_out=7", "dropped peer=p"]
-    whole = logging.LogRecord(log_lines.AUDIT_LOG, logging.INFO, "f.py", 1, "100 %", (), None)
+    whole = logging.LogRecord("l", logging.INFO, "f.py", 1, "100 %", (), None)
+    vars(whole).update(log_lines.UNLIMITED)
     assert all(limit.filter(whole) for _ in range(LINES_MAX + 1)), "who changed what is all kept"
     other = logging.LogRecord("l", logging.ERROR, "f.py", 9, "100 %", (), None)
     passed = [limit.filter(other) for _ in range(LINES_MAX + 1)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from batonmq.mqctl.refusals import CLOSES, closes, distrusts, of_others
+from batonmq.mqctl.refusals import CLOSES, closes, distrusts, lacks_disk_space, of_others
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
@@ -28,8 +28,6 @@ LOOP_STARTS: Final = 4
 LOOP_SPAN_MS: Final = 60_000
 LEAVING_MS: Final = 3_000
 """A master that hands over in order to stop has left the set by then."""
-_FULL: Final = ("disk is full", "waits for disk space", "No space left", "Disk quota exceeded")
-"""Problems that a process reports of itself."""
 CROWDED_OUT: Final = " connections_crowded_out "
 SPACE_AGAIN: Final = " disk_has_space "
 """Lines of a process's log."""
@@ -390,7 +388,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         repairs: tuple[Repair, ...]
         groups = node.groups
-        reported = next((t for t in node.problems if any(words in t for words in _FULL)), "")
+        reported = next(filter(lacks_disk_space, node.problems), "")
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
         ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
         if reported or has_none or (ended and SPACE_AGAIN not in ended):
