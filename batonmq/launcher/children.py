@@ -24,6 +24,7 @@ from batonmq.launcher.current import serves
 from batonmq.launcher.forks import ForkServer, ServerProcess
 from batonmq.launcher.layout import Layout, Node, held_addresses
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
+from batonmq.runtime import disk
 from batonmq.runtime.backoff import Backoff
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_socket
@@ -146,6 +147,8 @@ class Children:
             before.cancel()  # it waited for a process that a user starts by hand
         # Its pid may be of another process by now, also of another server.
         child.node.pid_file.unlink(missing_ok=True)
+        with child.log_path.open("ab"):  # the new process would have nowhere to say why it ended
+            pass
         child.process = await self._fork_server.start(
             _argv(child.node),
             child.log_path,
@@ -230,7 +233,7 @@ class Children:
                 await self.start(child.node.name)
                 return
             except OSError as exc:
-                how = f"cannot be started again: {exc.strerror}"
+                how = f"cannot be started again: {disk.described(exc)}"
                 self._changed(ChildChanged(child.node, None, how))
             await asyncio.sleep(child.pauses.next_ms() / 1000)
 
@@ -292,7 +295,7 @@ class Children:
 def _argv(node: Node) -> list[str]:
     """Its command line, by the interpreter that `mqctl roll --python` chose, if that was used."""
     try:
-        chosen = node.python_file.read_text().strip()
+        chosen = os.fsdecode(disk.read_bytes(node.python_file)).strip()
     except FileNotFoundError:
         chosen = ""
     return [chosen or sys.executable, *node.argv[1:]]
@@ -304,10 +307,11 @@ def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT)
     the copy is lost. Raises OSError; then no file has changed its name."""
     if not path.exists() or path.stat().st_size <= size_max:
         return
-    # The copy first: a full disk, where each try fails, must not push older logs out one by one.
+    # The names last: a disk on which each try fails must not push older logs out one by one.
     copy = Path(f"{path}.new")
     try:
         shutil.copyfile(path, copy)
+        os.truncate(path, 0)
     except OSError:
         copy.unlink(missing_ok=True)
         raise
@@ -316,7 +320,6 @@ def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT)
         if newer.exists():
             newer.replace(older)
     copy.replace(f"{path}.1")
-    os.truncate(path, 0)
 
 
 def _close_listeners(child: Child) -> None:

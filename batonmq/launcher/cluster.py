@@ -45,7 +45,9 @@ from batonmq.launcher.preparation import (
     write_configs,
 )
 from batonmq.launcher.watch import ClusterSnapshot, GroupView, poll
+from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s, wall_ms
+from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
 from batonmq.runtime.tls import TlsError
@@ -103,6 +105,12 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
+        try:
+            await self._start()
+        except (OSError, TlsError) as exc:
+            raise StartError(f"--data {self.layout.data_dir}: {disk.described(exc)}") from exc
+
+    async def _start(self) -> None:
         await check_settings(self.layout, self._fork_server)
         check_folder(self.layout)
         self._lock = lock_folder(self.layout)
@@ -110,11 +118,8 @@ class LocalCluster:
         self._started_at_ms = wall_ms()
         # It is there only while the cluster is whole: an old one would name processes that ended.
         self.layout.cluster_file.unlink(missing_ok=True)
-        try:
-            write_configs(self.layout)
-            self._write_plan()
-        except (OSError, TlsError) as exc:
-            raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
+        write_configs(self.layout)
+        self._write_plan()
         try:
             self._control = await control.serve(self.layout.lock_file.parent, self._answer)
         except OSError as exc:  # not every file system has sockets
@@ -124,17 +129,14 @@ class LocalCluster:
         # It sends nothing before its start.
         self._admin = self._new_admin(self.layout.name_server_addresses)
         self.hopeless = asyncio.get_running_loop().create_future()
-        try:
-            await self.children.start_all()
-        except OSError as exc:
-            raise StartError(f"no server can be started: {exc.strerror}") from exc
+        await self.children.start_all()
         self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
 
     def _write_plan(self) -> None:
         """Raises OSError."""
         no_pids = dict.fromkeys(self.children.by_name)
         planned = cluster_document(self.layout, self._started_at_ms, no_pids, {})
-        write_document(self.layout.planned_cluster_file, planned)
+        write_document(self.layout.planned_cluster_file, planned, replace_file)
 
     async def _answer(self, asked: Mapping[str, object]) -> Mapping[str, str]:
         """Answers one request on `control`; changes are made one after the other."""
@@ -148,8 +150,8 @@ class LocalCluster:
                 if self.children.stopping:
                     return {"error": "the cluster is being stopped"}
                 node = await change(what)
-        except (StartError, LayoutError) as error:
-            return {"error": str(error)}
+        except (StartError, LayoutError, OSError) as error:
+            return {"error": disk.described(error)}
         if node is None:
             return {"stage": self.layout.secure}
         return {"name": node.name, "address": node.address, "group": node.group}
@@ -160,9 +162,9 @@ class LocalCluster:
         layout, node = grown(self.layout, group, folder_owners(self.layout.data_dir))
         if taken := taken_ports(node):
             raise PortsTakenError(taken)
-        check_folder(layout)
         before = self.layout
         try:
+            check_folder(layout)
             if layout.secure != "disabled":
                 make_certificates(layout)
             node.python_file.unlink(missing_ok=True)
@@ -174,7 +176,7 @@ class LocalCluster:
             self.layout = self.children.layout = before
             if node.name in self.children.by_name:
                 await self.children.remove(node.name)
-            raise StartError(f"{node.name} cannot be started: {exc}") from exc
+            raise StartError(f"{node.name} cannot be started: {disk.described(exc)}") from exc
         self._poll_now.set()
         return node
 
@@ -193,8 +195,9 @@ class LocalCluster:
         try:
             self._write_plan()
         except OSError as exc:
+            why = disk.described(exc)
             raise StartError(
-                f"{node.name} has ended, and the next start has it again: {exc}"
+                f"{node.name} has ended, and the next start has it again: {why}"
             ) from exc
         self._write()
         return node
@@ -218,7 +221,7 @@ class LocalCluster:
             self.layout = self.children.layout = layout
             self._write_plan()
         except (OSError, TlsError) as exc:
-            raise StartError(f"--data {layout.data_dir}: {exc}") from exc
+            raise StartError(f"--data {layout.data_dir}: {disk.described(exc)}") from exc
         self._asked = None  # the next poll dials as this stage does
         self._write()
         self._poll_now.set()
@@ -256,6 +259,8 @@ class LocalCluster:
             self._control.close()
         async with self._one_change:
             await self.children.stop_all([[node.name for node in self.layout.nodes]])
+        if self._control is not None:
+            control.withdraw(self.layout.lock_file.parent)
         if self._admin is not None:
             await self._admin.close()
         if self._lock is not None:
@@ -414,7 +419,7 @@ class LocalCluster:
                 # The next poll tries again. A full disk must not end the watch over the processes:
                 # one that died would not be started again.
                 if not self._is_stale:
-                    text = f"{self.layout.cluster_file} is not up to date: {exc.strerror}"
+                    text = f"cluster.json is not up to date: {disk.described(exc)}"
                     self._report("cluster_file_stale", text, bad=True)
                 self._is_stale = True
                 return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,8 @@ def _broker(
     }
 
 
-def write_document(path: Path, document: Mapping[str, object]) -> None:
-    """Replaces the file in one step."""
-    show_file(path, json.dumps(document, indent=2) + "\n")
+def write_document(
+    path: Path, document: Mapping[str, object], write: Callable[[Path, bytes], None] = show_file
+) -> None:
+    """Replaces the file in one step; `replace_file` as `write` makes it durable."""
+    write(path, json.dumps(document, indent=2).encode() + b"\n")

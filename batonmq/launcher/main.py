@@ -156,6 +156,7 @@ def up(
     from batonmq.launcher import preparation
     from batonmq.launcher.layout import LayoutError, plan
     from batonmq.launcher.up import run_up
+    from batonmq.runtime import disk
 
     if watchdog != 0 and not LEAST_WATCHDOG_S <= watchdog < math.inf:
         raise click.UsageError(
@@ -173,8 +174,8 @@ def up(
             last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),
         )
-    except LayoutError as exc:
-        raise click.UsageError(str(exc)) from exc
+    except (LayoutError, OSError) as exc:
+        raise click.UsageError(disk.described(exc)) from exc
     watchdog_s = watchdog if respawn else 0.0  # nothing else starts a hung process again
     try:
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
@@ -204,22 +205,25 @@ def demo(
 
     from batonmq.launcher.demo import DemoOptions, run_demo
     from batonmq.launcher.preparation import StartError
+    from batonmq.runtime import disk
 
     if kills < 1 or replicas < 2:
         raise click.UsageError("at least one kill and two replicas are needed")
-    with tempfile.TemporaryDirectory(prefix="batonmq-demo-") as folder:
-        options = DemoOptions(
-            data_dir=keep or Path(folder),
-            kills=kills,
-            replicas=replicas,
-            base_port=base_port,
-            rate=rate,
-            as_json=as_json,
-        )
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="batonmq-demo-") as folder:
+            options = DemoOptions(
+                data_dir=keep or Path(folder),
+                kills=kills,
+                replicas=replicas,
+                base_port=base_port,
+                rate=rate,
+                as_json=as_json,
+            )
             code = uvloop.run(run_demo(options, fork_server))
-        except StartError as exc:
-            code = _failed("demo", exc)
+    except StartError as exc:
+        code = _failed("demo", exc)
+    except OSError as exc:
+        code = _failed("demo", StartError(disk.described(exc)))
     sys.exit(code)
 
 

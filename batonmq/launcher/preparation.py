@@ -24,8 +24,9 @@ from batonmq.launcher.layout import (
     Settings,
     config_of,
 )
+from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.secret_file import make_password
 from batonmq.runtime.sockets import check_port_free, holder_of
@@ -84,13 +85,11 @@ async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
 def lock_folder(layout: Layout) -> FolderLock:
     """Takes the folder for this process until the lock is released.
 
-    Raises StartError if another supervisor has it."""
+    Raises StartError if another supervisor has it, OSError."""
     lock = FolderLock(layout.lock_file)
+    layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except OSError as exc:
-        raise StartError(f"--data {layout.data_dir}: {os.strerror(exc.errno or 0)}") from exc
     except FolderLockedError as exc:
         raise StartError(
             f"--data {layout.data_dir}: a cluster is run from this folder already"
@@ -128,13 +127,10 @@ def needed_bytes_of(layout: Layout) -> int:
 
 
 def check_folder(layout: Layout) -> None:
-    """Makes the data folder. Raises StartError for a missing permission or a full disk."""
+    """Makes the data folder. Raises StartError for a missing permission or a full disk, OSError."""
     folder: Path = layout.data_dir
     needed_bytes = needed_bytes_of(layout)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise StartError(f"--data {folder}: {os.strerror(exc.errno or 0)}") from exc
+    folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StartError(f"--data {folder}: no right to write there")
     free = shutil.disk_usage(folder).free
@@ -145,14 +141,16 @@ def check_folder(layout: Layout) -> None:
         )
 
 
-def _read_settings(path: Path) -> Settings:
-    """A YAML file by section. Raises LayoutError if it is no mapping of mappings."""
+def _sections_in(path: Path) -> Settings | None:
+    """A YAML file by section; None if there is none. Raises LayoutError, OSError."""
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(disk.read_bytes(path))
+    except FileNotFoundError:
+        return None
     except yaml.MarkedYAMLError as exc:
         line = f":{exc.problem_mark.line + 1}" if exc.problem_mark else ""
         raise LayoutError(f"{path}{line}: not YAML: {exc.problem}") from exc
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as exc:
+    except (ValueError, RecursionError, yaml.YAMLError) as exc:
         raise LayoutError(f"{path}: {exc}") from exc
     if loaded is None:
         return {}
@@ -162,48 +160,69 @@ def _read_settings(path: Path) -> Settings:
 
 
 def settings_of(data_dir: Path, config: Path | None) -> Settings:
-    """Those of `config`; None: of this folder's last start, if any. Raises LayoutError."""
-    file = config or data_dir / _LAST_SETTINGS
-    return _read_settings(file) if config or file.exists() else {}
+    """Those of `config`; None: of this folder's last start, if any. Raises LayoutError, OSError."""
+    found = _sections_in(config or data_dir / _LAST_SETTINGS) or {}
+    return {
+        section: {key: _absolute(key, value) for key, value in values.items()}
+        for section, values in found.items()
+    }
+
+
+def _absolute(key: str, value: object) -> object:
+    # It is kept, and the next start may be made in another folder.
+    if isinstance(value, str) and value and ("Path" in key or key.endswith("File")):
+        return value if value[0] == "~" else str(Path(value).absolute())
+    return value
+
+
+def _kept(data_dir: Path, name: str, section: str) -> Settings | None:
+    """The settings that the last start wrote for a process, if any. Raises OSError, and LayoutError
+    if `section` is not in them: read as nothing, they would change the cluster."""
+    path = data_dir / "conf" / f"{name}.yaml"
+    found = _sections_in(path)
+    if found is not None and section not in found:
+        raise LayoutError(f"{path}: no section {section}: put back what the last start wrote")
+    return found
 
 
 def folder_owners(data_dir: Path) -> dict[int, str]:
-    """Number of each broker folder of this cluster -> its group, as its configuration says."""
+    """Number of each broker folder of this cluster -> its group, as its configuration says. Raises
+    LayoutError, OSError."""
     found: dict[int, str] = {}
     for file in (data_dir / "conf").glob("broker-*.yaml"):
         number = file.stem.removeprefix("broker-")
-        try:
-            group = yaml.safe_load(file.read_text())["broker"]["brokerName"]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
-            continue
-        if number.isdecimal():
-            found[int(number)] = str(group)
+        if number.isdecimal() and (kept := _kept(data_dir, file.stem, "broker")):
+            found[int(number)] = str(kept["broker"].get("brokerName", ""))
     return found
 
 
 def last_plan(data_dir: Path) -> LastPlan:
     """The size of this folder's cluster, changes while it ran included; the default if none is
-    there."""
+    there. Raises OSError, and LayoutError for a damaged one: of another size, the cluster would
+    have other controllers."""
+    path = data_dir / "conf" / "cluster.json"
     try:
-        document = json.loads((data_dir / "conf" / "cluster.json").read_text())
+        document = json.loads(disk.read_bytes(path))
         servers = document["nameServers"]
         brokers = tuple(
             (int(Path(each["config"]).stem.removeprefix("broker-")), str(each["name"]))
             for each in document["brokers"]
         )
         return LastPlan(len(servers), int(servers[0]["address"].rpartition(":")[2]), brokers)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except FileNotFoundError:
         return LastPlan()
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise LayoutError(
+            f"{path}: no plan of a cluster; remove it, and give --controllers, --replicas,"
+            " --groups and --base-port as they were"
+        ) from exc
 
 
 def secured(data_dir: Path) -> Mode:
-    """The mode that this folder's cluster had at its last start."""
-    try:
-        file = yaml.safe_load((data_dir / "conf" / "namesrv-0.yaml").read_text())
-        kept = file["tls"]["serverMode"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
-        return "disabled"
-    return next((mode for mode in MODES if mode == kept), "disabled")
+    """The mode that this folder's cluster had at its last start. Raises LayoutError, OSError."""
+    kept = _kept(data_dir, "namesrv-0", "namesrv") or {}
+    mode = kept.get("tls", {}).get("serverMode")
+    return next((known for known in MODES if known == mode), "disabled")
 
 
 def make_certificates(layout: Layout) -> None:
@@ -237,13 +256,17 @@ def write_configs(layout: Layout) -> None:
         node.python_file.unlink(missing_ok=True)  # a new start is of this installation
         write_config(layout, node)
     # For a start without --config: no store opens with segments of another size.
-    text = yaml.safe_dump(layout.overrides, sort_keys=False)
-    show_file(layout.data_dir / _LAST_SETTINGS, text, 0o600)  # the section auth has secrets
+    _keep(layout.data_dir / _LAST_SETTINGS, layout.overrides)
 
 
 def write_config(layout: Layout, node: Node) -> None:
     """Raises OSError."""
     for folder in (node.config.parent, node.pid_file.parent, node.data_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config_of(layout, node), sort_keys=False)
-    show_file(node.config, text, 0o600)  # the section auth has secrets
+    _keep(node.config, config_of(layout, node))
+
+
+def _keep(path: Path, sections: Settings) -> None:
+    # Durable: empty after a power loss, they would start a cluster without users or TLS.
+    text = yaml.safe_dump(sections, sort_keys=False)
+    replace_file(path, text.encode(), mode=0o600)  # the section auth has secrets

@@ -74,14 +74,13 @@ class Authority:
 
     def make(self, cluster: str, days: int = CA_DAYS) -> None:
         """Creates the authority. Raises FileExistsError if there is one: its certificates would
-        become invalid."""
-        if self.trust.exists() or (self.folder / CA_KEY).exists():
+        become invalid. Raises TlsError, OSError; then it may be repeated."""
+        if self.trust.exists():
             raise FileExistsError(errno.EEXIST, "there is an authority already", str(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder, 0o700)
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = _made_key(self.folder / CA_KEY)
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{cluster} authority")])
-        replace_file(self.folder / CA_KEY, _pem_of(key), mode=0o600)
         replace_file(self.trust, _signed_by_itself(name, key, days))
 
     def rotation(self) -> Rotation:
@@ -97,12 +96,7 @@ class Authority:
         """The first step: a new authority, which is trusted and issues nothing yet. Raises
         TlsError, OSError."""
         _, ca = self._load()
-        path = self.folder / NEXT_KEY
-        if path.exists():  # an attempt that did not come to its end
-            key = _key_in(path)
-        else:
-            key = ec.generate_private_key(ec.SECP256R1())
-            replace_file(path, _pem_of(key), mode=0o600)
+        key = _made_key(self.folder / NEXT_KEY)
         # Another name: a client that trusts both finds the issuer by it.
         named = ca.subject.rfc4514_string().removeprefix("CN=").partition(" since ")[0]
         now = datetime.datetime.now(datetime.UTC)
@@ -185,11 +179,20 @@ class Authority:
         raise TlsError(path, f"its certificate is not in {CA_CERT}")
 
 
+def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Makes a key in a file; one that is there is of an attempt that did not come to its end."""
+    if path.exists():
+        return _key_in(path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    replace_file(path, _pem_of(key), mode=0o600)
+    return key
+
+
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise TlsError(error.filename, disk.reason(error)) from error
+        raise TlsError(path, disk.reason(error)) from error
     except (ValueError, TypeError) as error:
         raise TlsError(path, "no key of an authority") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):

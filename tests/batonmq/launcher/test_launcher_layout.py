@@ -5,16 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec.structs import fields
 
+from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.launcher.children import rotate_log
 from batonmq.launcher.cluster import gave_up
 from batonmq.launcher.cluster_file import cluster_document, write_document
@@ -27,9 +34,15 @@ from batonmq.launcher.preparation import (
     last_plan,
     lock_folder,
     needed_bytes_of,
+    secured,
     settings_of,
     write_configs,
 )
+from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
+from batonmq.runtime import disk
+from batonmq.runtime.authority import Authority
+from batonmq.runtime.secret_file import read_passwords
+from tests.shared.failing_disk import failing, walk_errors
 
 OVERRIDES = {
     "namesrv": {"scanNotActiveBrokerInterval": 1_000},
@@ -107,14 +120,83 @@ def test_small_segments_need_less_disk_space() -> None:
     assert needed_bytes_of(plan(Path("/nowhere"), overrides=small)) == 160 << 20
 
 
-def test_a_folder_keeps_its_settings(tmp_path: Path) -> None:
-    """Without --config the next start asked for 1 GiB, and no broker opened its small segments."""
+def test_a_folder_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --config the next start asked for 1 GiB, and no broker opened its small segments.
+    From another folder it looked for other files."""
     assert settings_of(tmp_path, None) == {}
-    small = {"store": {"mappedFileSizeCommitLog": 16 << 20}}
-    write_configs(plan(tmp_path, overrides=small))
-    assert settings_of(tmp_path, None) == small
+    given = {"controller": {"raftPasswordFile": "secret", "controllerStorePath": "~/n"}}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    monkeypatch.chdir(tmp_path)
+    write_configs(plan(tmp_path, overrides=settings_of(tmp_path, Path("given.yaml"))))
+    monkeypatch.chdir("/")
+    kept = {"raftPasswordFile": str(tmp_path / "secret"), "controllerStorePath": "~/n"}
+    assert settings_of(tmp_path, None) == {"controller": kept}
     write_configs(plan(tmp_path))
     assert settings_of(tmp_path, None) == {}
+
+
+def test_every_setting_that_names_a_file_is_known_as_one(tmp_path: Path) -> None:
+    sections = (NAMESRV_SECTIONS | BROKER_SECTIONS).values()
+    keys = {f.encode_name for kind in sections for f in fields(kind) if f.type is str}
+    files = {key for key in keys if re.search("(?i)path|file|dir|folder|cert", key)}
+    path = tmp_path / "given.yaml"
+    path.write_text(yaml.safe_dump({"broker": dict.fromkeys(files, "x")}))
+    assert len(files) > 10 and "x" not in settings_of(tmp_path, path)["broker"].values()
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_whatever_disk_call_of_a_first_start_fails_the_next_one_makes_its_files(
+    tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An authority with a key and no certificate was refused by each later start."""
+    monkeypatch.setattr(disk, "fsync", lambda fd: None)
+
+    def start(rule: str, number: int) -> bool:
+        given = {"broker": {"regionId": "here"}}
+        layout = plan(
+            tmp_path / str(number), controllers=1, replicas=1, overrides=given, secure="enforcing"
+        )
+        with failing(rule) as struck, suppress(OSError):
+            write_configs(layout)
+        write_configs(layout)
+        assert (settings_of(layout.data_dir, None), secured(layout.data_dir)) == (
+            given,
+            "enforcing",
+        )
+        assert read_passwords(layout.raft_password_file)
+        assert len(Authority(layout.tls_folder).issued()) == 3
+        return bool(struck)
+
+    assert walk_errors(f"* * {error}", start) > 40
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("cluster.json", last_plan),
+        ("namesrv-0.yaml", secured),
+        ("broker-1.yaml", folder_owners),
+        ("settings.yaml", partial(settings_of, config=None)),
+    ],
+)
+def test_what_a_folder_keeps_is_not_passed_over_where_it_cannot_be_read(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    """Five replicas became three, a store would get another group, and TLS was off."""
+    layout = plan(tmp_path, replicas=5, secure="permissive")
+    assert read(tmp_path) in (LastPlan(), "disabled", {}), "a new folder"
+    write_configs(layout)
+    pids = dict.fromkeys(node.name for node in layout.nodes)
+    write_document(layout.planned_cluster_file, cluster_document(layout, 0, pids, {}))
+    found, path = read(tmp_path), tmp_path / "conf" / name
+    for rule in (f"* {name} EIO", f"* {name} EACCES"):
+        with failing(rule), pytest.raises(OSError, match=str(path)):
+            read(tmp_path)
+    assert read(tmp_path) == found
+    if name != "settings.yaml":  # a file of --config may be empty
+        path.write_text("")  # by a power loss, of an earlier version
+        with pytest.raises(LayoutError, match=str(path)):
+            read(tmp_path)
 
 
 def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
@@ -211,10 +293,12 @@ def test_a_log_is_rotated_while_its_process_appends(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.parametrize("fails", ["copy", "truncate"])
 def test_a_full_disk_pushes_no_older_log_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """A rotation that fails is tried again each time, and leaves all logs as they are."""
+    """A rotation that fails is tried again each time, and leaves all logs as they are. A log that
+    only grows (`chattr +a`) cannot be emptied."""
     path = tmp_path / "process.log"
     files = {"process.log": "the long newest one", "process.log.1": "b", "process.log.2": "a"}
     for name, text in files.items():
@@ -224,9 +308,14 @@ def test_a_full_disk_pushes_no_older_log_out(
         Path(target).write_bytes(source.read_bytes()[:4])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shutil, "copyfile", copy_part)
+    only_grows = Mock(side_effect=OSError(errno.EPERM, os.strerror(errno.EPERM)))
+    owner, name, failure = {
+        "copy": (shutil, "copyfile", copy_part),
+        "truncate": (os, "truncate", only_grows),
+    }[fails]
+    monkeypatch.setattr(owner, name, failure)
     for _ in range(3):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left|not permitted"):
             rotate_log(path, 10, kept=2)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == files
 
@@ -259,7 +348,7 @@ def test_r47_a_cluster_that_grows_keeps_the_number_of_each_folder() -> None:
 
 
 def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
-    """What a start does not name is as in `conf/cluster.json`; a damaged one is as none."""
+    """What a start does not name is as in `conf/cluster.json`."""
     layout = plan(tmp_path, controllers=1, replicas=1, groups=2, base_port=20_000)
     layout, _ = grown(layout, "broker-b")
     pids = dict.fromkeys(node.name for node in layout.nodes)
@@ -272,7 +361,8 @@ def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
     assert [group for _, group in _numbers(larger)] == ["broker-a"] * 3 + ["broker-b"] * 3
     assert len(plan(tmp_path, groups=3, last=last, owners=owners).brokers) == 6
     layout.planned_cluster_file.write_text('{"nameServers": [], "brokers": [{}]}')
-    assert last_plan(tmp_path) == LastPlan()
+    with pytest.raises(LayoutError, match="no plan of a cluster; remove it"):
+        last_plan(tmp_path)
     assert _numbers(plan(tmp_path, last=LastPlan())) == [(n, "broker-a") for n in range(3)]
 
 
