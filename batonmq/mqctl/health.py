@@ -108,7 +108,7 @@ class Findings:
     """Groups that the controllers remember, and that are no part of cluster.json any more."""
     classic: bool = False
     """Outside controller mode there is no leader to ask who leads and who is in sync."""
-    nowhere: str = ""
+    nowhere: Problem | None = None
     """Why no node could be asked: no cluster runs here."""
     cluster: str = ""
     """Which cluster this is, for people."""
@@ -142,7 +142,7 @@ class Findings:
     def problems(self) -> list[Problem]:
         """None means healthy."""
         if self.nowhere:
-            return [Problem.of(self.nowhere, is_down=True)]
+            return [self.nowhere]
         # One name server is enough for clients.
         unreachable = bool(self.name_servers) and all(self.name_servers.values())
         masters = self.masters
@@ -412,7 +412,7 @@ def controller_document(address: str, answer: ControllerMetadata | BatonError) -
     return {**_node(address, None), "isLeader": answer.is_leader, **log}
 
 
-def no_cluster(why: str) -> Findings:
+def no_cluster(why: Problem) -> Findings:
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
 
 

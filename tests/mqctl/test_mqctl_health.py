@@ -314,6 +314,7 @@ def test_a_cluster_that_has_ended_is_not_healthy_and_no_wrong_usage(
     assert (ran.code, ran.json["healthy"]) == (1, False)
     ended = f"the cluster of {local / 'cluster.json'} has ended"
     assert ran.json["problems"] == [f"{ended}; `batonmq up --data {local}` continues it"]
+    assert ran.json["nextSteps"] == [f"batonmq up --data {local}"]
     ran = mqctl("health")
     assert ran.code == 1 and ran.out.startswith(ended)
 

@@ -366,6 +366,22 @@ def test_the_time_line_of_a_cluster_that_has_ended_is_read_from_its_files(tmp_pa
     assert [story["masterBrokerId"] for story in ran.json if story["brokerName"]] == [1]
 
 
+@pytest.mark.parametrize(
+    ("left", "incident"), [("", "cluster-stopped"), ("up.sock", "cluster-killed")]
+)
+def test_the_kill_of_a_supervisor_is_no_stop(tmp_path: Path, left: str, incident: str) -> None:
+    """The kernel ends its processes with SIGTERM, and each says that it stops."""
+    log = tmp_path / "broker-0" / "process.log"
+    log.parent.mkdir()
+    log.write_text("2026-11-30T00:00:00.000 INFO    m server_stopped name=broker pid=7\n")
+    broker = {"config": "broker-0.yaml", "address": "h:1", "name": "broker-a"}
+    document = {"brokers": [broker], "supervisorPid": 0}
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    (tmp_path / "run" / left).mkdir(parents=True)
+    causes = judge(from_folders([tmp_path], lambda: True)).causes
+    assert incident in {each.incident for each in causes}
+
+
 # Who may be restarted.
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import click
 
 from batonmq.mqctl.context import CommandContext, reason
-from batonmq.mqctl.health import EXIT_CODES, Findings, no_cluster, poll, poll_classic
+from batonmq.mqctl.health import EXIT_CODES, Findings, Problem, no_cluster, poll, poll_classic
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.mqctl.target import Target, has_ended
+from batonmq.mqctl.target import Target, data_of, has_ended
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.runtime.clock import boot_ms, wall_ms
 
@@ -97,13 +97,15 @@ class _Reports:
         return self._deadline_ms is not None and boot_ms() >= self._deadline_ms
 
 
-def _nowhere(target: Target, *, waits: bool) -> str | None:
+def _nowhere(target: Target, *, waits: bool) -> Problem | None:
     """Why there is no cluster to check, else None. Without addresses that is wrong usage."""
     if target.name_servers or target.controllers:
         return None
     if target.ended is not None:
-        return has_ended(target.ended)
-    return "no cluster runs here yet" if waits else None
+        again = f"batonmq up --data {data_of(target.ended)}"
+        return Problem.of(has_ended(target.ended), again, is_down=True)
+    none = Problem.of("no cluster runs here yet", "batonmq up", is_down=True)
+    return none if waits else None
 
 
 def _show(context: CommandContext, findings: Findings) -> None:

@@ -280,11 +280,12 @@ class ConsumersEvidence:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known at `now_ms`. `start`: the command that starts the whole cluster, "" if it
-    runs or is not of `batonmq up`."""
+    runs or is not of `batonmq up`. `is_orphaned`: its `batonmq up` did not end by itself."""
 
     now_ms: int
     cluster: str = ""
     start: str = ""
+    is_orphaned: bool = False
     classic: bool = False
     nodes: tuple[NodeEvidence, ...] = ()
     groups: tuple[GroupEvidence, ...] = ()

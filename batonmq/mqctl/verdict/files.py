@@ -103,7 +103,7 @@ def log_tail(path: Path) -> LogTail:
 def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) -> ControllerFacts:
     raft = folder / "raft"
     faults: list[FaultEvidence] = []
-    if not (raft / "journal").exists() and not (raft / "meta").exists():
+    if not any(os.path.exists(raft / name) for name in ("journal", "meta")):
         return ControllerFacts(str(folder), node_id, True, (), (), configured)
     for kind, name, check in (
         ("raft-journal", "journal", _journal_fault),
@@ -197,7 +197,7 @@ class _StoreReader:
         what = ""
         if isinstance(noted, dict):
             what = str(noted.get("what", ""))
-        elif suspect.exists():
+        elif os.path.exists(suspect):  # this one never raises
             what = "its note cannot be read"
         self.facts = replace(
             self.facts,
@@ -304,7 +304,9 @@ class _StoreReader:
         config = self.folder / "config"
         for name in _TABLES:
             path = config / name
-            copies = [each for each in (path, path.with_name(f"{name}.bak")) if each.exists()]
+            copies = [
+                each for each in (path, path.with_name(f"{name}.bak")) if os.path.exists(each)
+            ]
             if not copies or any(isinstance(json_of(each), dict) for each in copies):
                 continue
             self.fault("tables", path, "no JSON object, and no copy of it is")
@@ -390,7 +392,10 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
             break
         queue_id = natural_number(queue.name, INT_MAX)
         if queue_id is not None:
-            count, ahead, what = _read_queue(queue, facts.end)
+            try:
+                count, ahead, what = _read_queue(queue, facts.end)
+            except OSError as error:
+                count, ahead, what = 0, {}, f"cannot be read: {error.strerror}"
             counts.setdefault(queue.parent.name, {})[queue_id] = count
             if what:
                 faults.append(FaultEvidence("consume-queue", str(queue), what))

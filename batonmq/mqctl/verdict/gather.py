@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import in_order, merged
 from batonmq.history.reader import read_histories
+from batonmq.launcher.control import SOCKET
 from batonmq.launcher.current import serves
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
@@ -46,6 +48,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
     nodes: list[NodeEvidence] = []
     sources: list[EvidenceSource] = []
     cluster = start = ""
+    is_orphaned = False
     for folder in (each.absolute() for each in folders):
         # The second one is there before the cluster is whole.
         documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
@@ -56,12 +59,13 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
             cluster = str(folder)
             if not supervised and not any(n.has_process for n in found):
                 start = f"batonmq up --data {folder}"
-        elif (folder / "commitlog").is_dir() or (folder / "brokerIdentity").exists():
+                is_orphaned = os.path.exists(folder / "run" / SOCKET)
+        elif any(os.path.exists(folder / name) for name in ("commitlog", "brokerIdentity")):
             store = store_facts(folder)
             node = _node(folder, str(folder), BROKER, "")
             nodes.append(replace(node, group=store.group, store=store))
-        elif (folder / "raft").is_dir() or list(folder.glob("history-*.jsonl")):
-            name = next((p.name[8:-6] for p in folder.glob("history-*.jsonl")), folder.name)
+        elif os.path.exists(folder / "raft") or _histories(folder):
+            name = next((p.name[8:-6] for p in _histories(folder)), folder.name)
             facts = controller_facts(folder, name, ())
             nodes.append(
                 NodeEvidence(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts)
@@ -75,12 +79,19 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
         wall_ms(),
         cluster,
         start,
+        is_orphaned,
         nodes=tuple(nodes),
         groups=groups_of(events, _all_are_read(nodes, events)),
         stories=stories(events),
         consumers=_consumers(nodes),
         sources=tuple(sources),
     )
+
+
+def _histories(folder: Path) -> list[Path]:
+    with suppress(OSError):  # a folder that the disk cannot read costs only what is in it
+        return sorted(folder.glob("history-*.jsonl"))
+    return []
 
 
 def _document(path: Path) -> dict[str, Any] | None:
@@ -159,7 +170,7 @@ def _disk(folder: Path) -> tuple[int, int, bool]:
 
 def _history(nodes: Iterable[NodeEvidence]) -> tuple[Sequence[HistoryEvent], list[str]]:
     folders = [Path(n.controller.folder) for n in nodes if n.controller is not None]
-    folders = [folder for folder in folders if list(folder.glob("history-*.jsonl"))]
+    folders = [folder for folder in folders if _histories(folder)]
     if not folders:
         return (), ["no history of the controllers is here"]
     try:
@@ -178,7 +189,7 @@ def _all_are_read(nodes: Iterable[NodeEvidence], events: Sequence[HistoryEvent])
         n.controller.node_id
         for n in nodes
         if n.controller is not None
-        and (Path(n.controller.folder) / f"history-{n.controller.node_id}.jsonl").exists()
+        and os.path.exists(f"{n.controller.folder}/history-{n.controller.node_id}.jsonl")
     }
     return bool(leaders) and leaders[-1] in held
 

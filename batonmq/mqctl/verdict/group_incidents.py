@@ -35,6 +35,8 @@ def _whole(evidence: Evidence) -> Iterator[Finding]:
     well = all(n.log.ended_well or (n.store and n.store.clean) for n in local)
     last = max((node.log.last_ms for node in local), default=0)
     how = "was stopped" if well else "was killed: no process said that it stops"
+    if well and evidence.is_orphaned:
+        well, how = False, "was killed: `batonmq up` ended before its processes"
     repairs = (Repair("start the cluster again", evidence.start, START_S * 2),)
     groups = tuple(evidence.group_names)
     name = "cluster-stopped" if well else "cluster-killed"
