@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Final, Self
@@ -369,9 +369,18 @@ def _check_continues(
 
 
 def _tail(path: Path, end: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(end - size)
-        return file.read(size)
+    return b"".join(_parts(path, end - size, end))
+
+
+def _parts(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes [begin, end) of a file; fewer if it is shorter. Raises OSError."""
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        while begin < end and (part := disk.pread(fd, min(PART_BYTES, end - begin), begin)):
+            yield part
+            begin += len(part)
+    finally:
+        disk.close(fd)
 
 
 def _extend(
@@ -381,26 +390,23 @@ def _extend(
     segment, as in a store; the CRC-32 of [0, size). Raises BackupError if bytes that `target`
     should have are gone, OSError."""
     crc = had.crc
-    reading = disk.open(path, os.O_RDONLY)
     writing = disk.open(target, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if os.fstat(writing).st_size < had.size:
             raise BackupError(f"{target}: shorter than its backup was; give an empty folder")
         os.ftruncate(writing, had.size)  # what an unfinished backup left
         at = had.size
-        while at < size:
-            part = disk.pread(reading, min(PART_BYTES, size - at), at)
-            if not part:
-                raise BackupError(f"{path}: ends at {at}, before {size}")
+        for part in _parts(path, at, size):
             write_all(writing, part, at)
             crc = crc32(part, crc)
             at += len(part)
             done(at - had.size)
+        if at < size:
+            raise BackupError(f"{path}: ends at {at}, before {size}")
         os.ftruncate(writing, full_size)
         disk.fsync(writing)
     finally:
         disk.close(writing)
-        disk.close(reading)
     return crc
 
 
@@ -428,12 +434,11 @@ def check_backup(folder: Path, done: Done) -> Manifest:
     checked = 0
     for segment in manifest.segments:
         crc, left = 0, segment.size
-        with (folder / segment.path).open("rb") as file:
-            while left and (part := file.read(min(PART_BYTES, left))):
-                crc = crc32(part, crc)
-                left -= len(part)
-                checked += len(part)
-                done(checked)
+        for part in _parts(folder / segment.path, 0, segment.size):
+            crc = crc32(part, crc)
+            left -= len(part)
+            checked += len(part)
+            done(checked)
         if left or crc != segment.crc:
             what = f"it lacks {counted(left, 'byte')}" if left else "its CRC does not fit"
             raise BackupError(f"{folder / segment.path}: damaged, {what}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import tarfile
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from batonmq.mqctl.backup import (
     StoreSource,
     back_up,
     back_up_to_stream,
+    check_backup,
     read_manifest,
     restore,
     restore_from_stream,
@@ -28,6 +29,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLock
 from tests.mqctl.conftest import MASTER, SLAVE, FakeCluster, Run
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
+from tests.shared.failing_disk import failing, walk_errors
 
 GROUPS_OFFSETS = b'{"offsetTable":{"T@g":{"0":3}}}'
 TOPICS = b'{"topicConfigTable":{"T":{}}}'
@@ -130,53 +132,52 @@ def test_what_expired_leaves_the_backup(tmp_path: Path) -> None:
     restore(tmp_path / "b", tmp_path / "new", nothing)
 
 
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("fails_at", range(5))
-def test_a_full_disk_leaves_the_backup_before_and_no_half_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, fails_at: int
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_a_failing_disk_leaves_the_backup_before_and_no_half_one(
+    tmp_path: Path, before: int, error: str
 ) -> None:
-    offsets = make_store(tmp_path / "store")
-    folder = tmp_path / "b"
-    if before:
-        back_up(StoreSource(tmp_path / "store"), folder, offsets[5], 7, nothing)
-    pwrite, left = disk.pwrite, [fails_at]
+    """Whichever call fails; then the same folder takes a backup."""
+    store = tmp_path / "store"
+    offsets = make_store(store)
 
-    def full(fd: int, data: Any, at: int) -> int:
-        if left[0] == 0:
-            pwrite(fd, data[: len(data) // 2], at)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left[0] -= 1
-        return pwrite(fd, data, at)
+    def attempt(rule: str, number: int) -> bool:
+        folder = tmp_path / str(number)
+        if before:
+            back_up(StoreSource(store), folder, offsets[before], 7, nothing)
+        with failing(rule) as struck, suppress(OSError):
+            back_up(StoreSource(store), folder, offsets[45], 8, nothing)
+        manifest = read_manifest(folder)
+        assert manifest is not None or (struck and not before)
+        if manifest is not None:
+            check_backup(folder, nothing)
+        back_up(StoreSource(store), folder, offsets[45], 9, nothing)
+        assert check_backup(folder, nothing).end == offsets[45]
+        return bool(struck)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "pwrite", full)
-        with pytest.raises(OSError, match="No space"):
-            back_up(StoreSource(tmp_path / "store"), folder, offsets[45], 8, nothing)
-    if before:
-        restore(folder, tmp_path / "new", nothing)
-        assert log_bytes(tmp_path / "new", offsets[5]) == log_bytes(tmp_path / "store", offsets[5])
-    else:
-        with pytest.raises(BackupError, match="no backup"):
-            restore(folder, tmp_path / "new", nothing)
-        assert not (tmp_path / "new").exists()
-    # Once there is space, the same folder takes it.
-    back_up(StoreSource(tmp_path / "store"), folder, offsets[45], 9, nothing)
-    restore(folder, tmp_path / "later", nothing)
-    assert log_bytes(tmp_path / "later", offsets[45]) == log_bytes(tmp_path / "store", offsets[45])
+    assert walk_errors(f"* * {error}", attempt) > 40
 
 
-def test_a_full_disk_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_a_failing_disk_leaves_no_half_store_and_is_named(tmp_path: Path, error: str) -> None:
+    """Whichever call fails; then a restore takes the same folder."""
     offsets = make_store(tmp_path / "store")
     back_up(StoreSource(tmp_path / "store"), tmp_path / "b", offsets[45], 7, nothing)
 
-    def full(fd: int, data: Any, at: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def attempt(rule: str, number: int) -> bool:
+        new = tmp_path / str(number)
+        with failing(rule) as struck:
+            try:
+                restore(tmp_path / "b", new, nothing)
+            except OSError as failed:
+                assert failed.filename
+        if not new.exists():
+            restore(tmp_path / "b", new, nothing)
+        assert log_bytes(new, offsets[45]) == log_bytes(tmp_path / "store", offsets[45])
+        assert not new.with_name(f"{number}.restoring").exists()
+        return bool(struck)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "pwrite", full)
-        with pytest.raises(OSError, match="No space"):
-            restore(tmp_path / "b", tmp_path / "new", nothing)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "store"]
+    assert walk_errors(f"* * {error}", attempt) > 40
 
 
 @pytest.mark.parametrize("what", ["flip", "short", "missing", "manifest", "no manifest"])
