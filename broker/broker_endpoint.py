@@ -56,7 +56,7 @@ TICK_S: Final = 0.1
 
 
 def _guard(config: BrokerSections) -> Guard | None:
-    """None if there is no access control. Raises OSError if the audit log cannot be written."""
+    """None if there is no access control."""
     if not config.auth.authentication_enabled:
         return None
     audit = config.store.root / "audit.log"

@@ -10,12 +10,14 @@ import json
 import logging
 import os
 import queue
+import sys
 from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
 from batonmq.protocol.codes import request_name
+from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.runtime.log_lines import UNLIMITED
 
@@ -33,7 +35,6 @@ class AuditLog:
     """`path` None: the lines go to the log of the process."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises OSError if the file cannot be written."""
         self._lines = logging.Logger("audit", logging.INFO)
         self._listener: QueueListener | None = None
         self._second = 0
@@ -42,8 +43,8 @@ class AuditLog:
         if path is None:
             self._lines = log
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES)
+        file = _PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES, delay=True)
+        file.open_now()
         file.setFormatter(logging.Formatter("%(message)s"))
         waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING_MAX)
         self._lines.addHandler(_Waiting(waiting))
@@ -100,19 +101,35 @@ class AuditLog:
                 try:
                     file.close()
                 except OSError as error:  # a full disk must not disturb the end of the process
-                    log.error("audit_not_closed reason=%s", error.strerror)
+                    log.error("audit_not_closed reason=%r", disk.described(error))
             self._listener = None
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Of mode 0600, also after a rotation."""
+    """Of mode 0600, also after a rotation. Each line tries again what failed before."""
+
+    def open_now(self) -> None:
+        """An operator hears at the start that it cannot be opened, and not by the first line."""
+        try:
+            self.stream = self._open()
+        except OSError as error:
+            log.error("audit_log_not_open reason=%r", disk.described(error))
+
+    def doRollover(self) -> None:
+        try:
+            super().doRollover()
+        except OSError as error:  # better too large than lost
+            log.error("audit_log_not_rotated reason=%r", disk.described(error))
+            self.stream = None  # its close may be what failed
 
     def _open(self) -> TextIOWrapper:
+        disk.makedirs(os.path.dirname(self.baseFilename))
         return open(self.baseFilename, self.mode, encoding="ascii", opener=_private)  # type: ignore[return-value]
 
     def handleError(self, record: logging.LogRecord) -> None:
         # Instead of a trace on standard error for each line while the disk is full.
-        log.error("audit_line_lost line=%s", record.getMessage(), extra=UNLIMITED)
+        why = disk.described(sys.exception() or OSError())
+        log.error("audit_line_lost reason=%r line=%s", why, record.getMessage(), extra=UNLIMITED)
 
 
 def _private(path: str, flags: int) -> int:

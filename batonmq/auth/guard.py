@@ -87,7 +87,6 @@ class Guard:
     """`books`: the users of this process; of a name server those of each broker group."""
 
     def __init__(self, config: AuthConfig, cluster: str, audit_path: Path | None) -> None:
-        """Raises OSError where the audit log cannot be written."""
         self._config = config
         self.hint = ""
         """Is added to a refusal of a name or signature."""

@@ -1,10 +1,20 @@
 """The audit log on a disk that does not take it."""
 
+import errno
+import json
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.auth.audit import AuditLog
+
+
+def wait_for_the_writer(audit: AuditLog) -> None:
+    assert audit._listener is not None
+    audit._listener.stop()
+    audit._listener.start()
 
 
 def test_a_full_disk_costs_one_line_each_and_disturbs_no_end(
@@ -16,5 +26,36 @@ def test_a_full_disk_costs_one_line_each_and_disturbs_no_end(
     audit.close()
     lost = [record for record in caplog.messages if record.startswith("audit_line_lost")]
     assert len(lost) == 2 and "Topic:T" in lost[0]
-    assert "audit_not_closed reason=No space left on device" in caplog.messages
+    assert any(
+        line.startswith("audit_not_closed reason='No space left") for line in caplog.messages
+    )
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_each_line_tries_again_what_the_disk_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker did not start, and each line behind a rotation that failed was lost."""
+    monkeypatch.setattr("batonmq.auth.audit.FILE_BYTES", 200)
+    path = tmp_path / "logs" / "audit.log"
+    (tmp_path / "logs").write_text("no folder yet")
+    audit = AuditLog(path)
+    audit.changed("root", "10.0.0.1:5", 17, "Topic:lost", "done")
+    wait_for_the_writer(audit)
+    (tmp_path / "logs").unlink()
+    audit.changed("root", "10.0.0.1:5", 17, "Topic:first", "done")
+    wait_for_the_writer(audit)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", Mock(side_effect=OSError(errno.EPERM, "it only grows")))
+        audit.changed("root", "10.0.0.1:5", 17, "Topic:second", "done")
+        wait_for_the_writer(audit)
+    audit.changed("root", "10.0.0.1:5", 17, "Topic:third", "done")
+    audit.close()
+    told = [line.partition(" ")[0] for line in caplog.messages]
+    assert told == ["audit_log_not_open", "audit_line_lost", "audit_log_not_rotated"]
+    assert "lost" in caplog.messages[1] and "File exists" in caplog.messages[1]
+    assert [json.loads(line)["resource"] for line in path.read_text().splitlines()] == [
+        "Topic:third"
+    ]
+    rotated = (tmp_path / "logs" / "audit.log.1").read_text().splitlines()
+    assert [json.loads(line)["resource"] for line in rotated] == ["Topic:first", "Topic:second"]
