@@ -20,6 +20,7 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.turns import gather_apart, in_turns, to_the_end
@@ -46,8 +47,7 @@ class OffsetStore:
 
     async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
         """Stores the first offset of the group in a queue."""
-        self.reset(queue, offset)
-        await self.persist()
+        raise NotImplementedError
 
     def known(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
@@ -71,7 +71,7 @@ class OffsetStore:
             try:
                 await self.persist()
             except (BatonError, OSError) as error:
-                log.error("offsets_not_persisted reason=%s", error)
+                log.error("offsets_not_persisted reason=%s", disk.described(error))
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Lets go of these queues: another member gets them."""
@@ -178,7 +178,7 @@ class LocalOffsetStore(OffsetStore):
 
     Processes of one user share the file unless their instance names differ; the last write counts.
     A crash leaves the old or the new file. `load` raises BatonError for a file that cannot be
-    decoded, and names it."""
+    read, and names it."""
 
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
         super().__init__()
@@ -187,9 +187,11 @@ class LocalOffsetStore(OffsetStore):
 
     async def load(self) -> None:
         try:
-            stored = msgspec.json.decode(self._path.read_bytes(), type=_StoredOffsets)
+            stored = msgspec.json.decode(disk.read_bytes(self._path), type=_StoredOffsets)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise BatonError(disk.described(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BatonError(
                 f"{self._path} is no offset file ({error}): move it away to start without it"
@@ -200,6 +202,17 @@ class LocalOffsetStore(OffsetStore):
 
     async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
         return self._offsets.get(queue)
+
+    async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
+        """Durable on return. Raises OSError."""
+        self.reset(queue, offset)
+        try:
+            await self.persist()
+        except OSError:
+            # Known, it would count as stored: after a crash the member would begin at a later end.
+            del self._offsets[queue]
+            self._dirty.discard(queue)
+            raise
 
     async def persist(self) -> None:
         async with self._writing:

@@ -291,7 +291,7 @@ class PushConsumer(Subscriber):
             return False
         try:
             start = await self._start_offset(queue)
-        except BatonError as error:
+        except (BatonError, OSError) as error:  # a broadcasting member stores offsets itself
             # Each further queue of that group would wait for its time-out as well.
             if isinstance(error, NoMasterError):
                 silent.add(queue.broker_name)

@@ -241,7 +241,7 @@ class QueueReader:
         if process_queue.dropped:
             return
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            await self._move_to(result)
+            self._move_to(result)
             return
         # The offset advances even without messages: a filter may skip a whole pull.
         process_queue.put(result.messages, result.next_begin_offset)
@@ -254,13 +254,12 @@ class QueueReader:
     async def restart_at(self, offset: int) -> None:
         """Continues at another offset; unconsumed messages are dropped."""
         await self.pause()
-        # In each of the two waits a rebalance may give the queue up: then its next owner reads it.
+        # Meanwhile a rebalance may have given the queue up: its next owner reads it.
         if self.process_queue.dropped:
             return
         self._replace(offset)
+        self.start()  # first: without disk space for the offset nothing would start it again
         await self._offsets.persist()
-        if not self.process_queue.dropped:
-            self.start()
 
     def _replace(self, offset: int) -> None:
         old, self.process_queue = self.process_queue, ProcessQueue(offset)
@@ -269,7 +268,7 @@ class QueueReader:
         self.process_queue.locked_until_ms = old.locked_until_ms
         self._offsets.reset(self.queue, offset)
 
-    async def _move_to(self, result: PullResult) -> None:
+    def _move_to(self, result: PullResult) -> None:
         """The offset is outside the queue (expired, or above its end): continues where the broker
         says."""
         log.warning(
@@ -286,7 +285,6 @@ class QueueReader:
             process_queue.put((), result.next_begin_offset)
             return
         self._replace(result.next_begin_offset)
-        await self._offsets.persist()
 
 
 def slave_address(members: Mapping[int, str], broker_id: int) -> str | None:

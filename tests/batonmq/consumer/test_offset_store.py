@@ -10,8 +10,10 @@ import pytest
 
 from batonmq.client.consumer.offset_store import LocalOffsetStore
 from batonmq.client.consumer.options import PushConsumerOptions
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime import disk
+from tests.shared.failing_disk import failing
 
 QUEUE = MessageQueue("T", "b", 0)
 
@@ -51,37 +53,31 @@ def test_two_processes_that_persist_at_once_leave_a_whole_file(
     assert loaded(tmp_path) == 5
 
 
-def test_a_write_that_failed_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_that_could_not_be_written_are_written_the_next_time(tmp_path: Path) -> None:
+    """The failed write leaves the former ones, and no other file."""
     persist(tmp_path, 3)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            persist(tmp_path, 4)
-    assert [path.name for path in (tmp_path / "DEFAULT").iterdir()] == ["g.json"]
-    assert loaded(tmp_path) == 3
-
-
-def test_offsets_that_could_not_be_written_are_written_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     store = LocalOffsetStore(tmp_path, "DEFAULT", "g")
     store.update(QUEUE, 5)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            asyncio.run(store.persist())
+    with failing("replace g.json ENOSPC"), pytest.raises(OSError, match="No space"):
+        asyncio.run(store.persist())
+    assert [path.name for path in (tmp_path / "DEFAULT").iterdir()] == ["g.json"]
+    assert loaded(tmp_path) == 3
     asyncio.run(store.persist())
     assert loaded(tmp_path) == 5
+
+
+async def test_an_offset_that_could_not_be_stored_is_not_known(tmp_path: Path) -> None:
+    """The next rebalance would begin to read, and a crash would skip what it had not read."""
+    store = LocalOffsetStore(tmp_path, "DEFAULT", "g")
+    with failing("open g.json ENOSPC once"), pytest.raises(OSError, match="No space"):
+        await store.place(QUEUE, 5, deadline_ms=0)
+    assert await store.read(QUEUE, deadline_ms=0) is None
+    await store.place(QUEUE, 7, deadline_ms=0)
+    with (
+        failing("read_bytes g.json EIO"),
+        pytest.raises(BatonError, match=r"g\.json: Input/output"),
+    ):
+        await store.load()
 
 
 async def test_a_write_that_is_cancelled_ends_before_the_next_one_begins(

@@ -258,6 +258,18 @@ async def test_r57_a_reset_of_a_queue_that_is_given_up_meanwhile_does_not_read_o
     assert offsets.reset.called == (moment == "while it stores the offset")
 
 
+async def test_a_reset_whose_offset_finds_no_disk_space_reads_on() -> None:
+    """A broadcasting member stood still until it was restarted."""
+    offsets = Mock(persist=AsyncMock(side_effect=OSError("no space")))
+    spawn = asyncio.get_running_loop().create_task
+    reader = QueueReader(Mock(offsets=offsets, client=Mock(spawn=spawn)), Q0, 5)
+    reader._run = asyncio.Event().wait  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space"):
+        await reader.restart_at(3)
+    assert reader._task is not None and not reader._task.done()
+    await reader.stop()
+
+
 async def test_two_resets_at_a_time_leave_one_reader() -> None:
     spawned: list[asyncio.Task[bool]] = []
 
