@@ -51,7 +51,14 @@ class HistoryLog:
         self._reading = asyncio.Lock()
 
     def open(self, size_max: int, files: int) -> None:
-        self._file = HistoryFile(self.path, size_max=size_max, files=files)
+        """Raises OSError if the start must wait for disk space."""
+        try:
+            self._file = HistoryFile(self.path, size_max=size_max, files=files)
+        except OSError as error:
+            if disk.is_short(error):
+                raise
+            self.failure = f"{disk.described(error)}; then restart this controller"
+            log.error("history_not_written reason=%r", self.failure)
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -154,11 +154,6 @@ class FileError(BatonError):
         return f"{self.path}: {self.why}"
 
 
-def reason(error: OSError) -> str:
-    """Its text for people, without number and file. Not every OSError has a number."""
-    return error.strerror or str(error) or type(error).__name__
-
-
 #: What a disk or a file system says of a place that it cannot read; XFS and Btrfs say the last two
 #: if a checksum of their own is wrong.
 _UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
@@ -174,17 +169,17 @@ _ADVICE = {
 }
 
 
-def advice(error: OSError) -> str:
-    """What an operator does about it; "" if the error says it."""
-    return _ADVICE.get(error.errno or 0, "")
+def reason(error: OSError) -> str:
+    """Its text for people, and what an operator does about it; without number and file."""
+    text = error.strerror or str(error) or type(error).__name__  # not each has a number
+    return "; ".join(filter(None, (text, _ADVICE.get(error.errno or 0))))
 
 
 def described(error: BaseException) -> str:
-    """Its text for people: for a failed disk call the file, the reason, and what to do."""
+    """Its text for people: for a failed disk call the file, and its `reason`."""
     if not isinstance(error, OSError):
         return str(error)
-    named = f"{error.filename}: " if error.filename else ""
-    return "; ".join(filter(None, (named + reason(error), advice(error))))
+    return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
 
 
 def check_unreadable(error: Exception) -> None:

@@ -270,7 +270,7 @@ def load_with_backup(
                 raise
             disk.check_unreadable(error)
             found = True
-            reasons.append(f"{candidate.name}: {disk.reason(error)}; {disk.advice(error)}")
+            reasons.append(f"{candidate.name}: {disk.reason(error)}")
             continue
         found = True
         if not data:

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,8 @@ class FolderLock:
             return
         fd, self._fd = self._fd, -1
         _held_here.discard(self._key)
-        disk.close(fd)  # last: the lock is gone also when this reports an error
+        with suppress(OSError):  # the lock is gone, too, and there is nothing else to do
+            disk.close(fd)
 
 
 def _owner(fd: int) -> int:

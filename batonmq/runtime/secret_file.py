@@ -64,19 +64,20 @@ def read_private(path: Path) -> bytes:
     try:
         # Without O_NONBLOCK the open of a named pipe would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            data = os.read(fd, 1 << 16) if stat.S_ISREG(status.st_mode) else b""
+        finally:
+            os.close(fd)
     except OSError as error:
         raise SecretFileError(path, disk.reason(error)) from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SecretFileError(path, "is no regular file")
-        if status.st_mode & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            what = f"its mode is {mode:04o}, so others may read it: chmod 0600 {path}"
-            raise SecretFileError(path, what)
-        return os.read(fd, 1 << 16)
-    finally:
-        os.close(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise SecretFileError(path, "is no regular file")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        what = f"its mode is {mode:04o}, so others may read it: chmod 0600 {path}"
+        raise SecretFileError(path, what)
+    return data
 
 
 def read_passwords(path: Path) -> Secrets:

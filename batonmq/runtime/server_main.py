@@ -121,7 +121,6 @@ def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[s
     broken = context.get("exception")
     if isinstance(broken, AssertionError):
         log.critical("process_ends reason=%r", f"a rule of its own does not hold: {broken}")
-        sys.stderr.flush()
         os._exit(1)
 
 

@@ -21,11 +21,10 @@ from batonmq.protocol.records.codec import (
 )
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
 from batonmq.protocol.topic_name import DUE_TOPICS
-from batonmq.runtime import disk
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import BATCH_MAX, NO_UNIT, Pending, PendingBatch
-from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
+from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutUnavailable
 from batonmq.store.queue_table import QueueTable, StoredQueue, may_have_folder
 
 # Of a large batch, in one turn: 2 ms (R58).
@@ -494,9 +493,8 @@ class Appender:
             self._log.ensure_segment(offset)
         except OSError as error:
             self._forget_turn_if_empty()
-            if disk.is_short(error):
-                raise _full(error) from error
-            raise PutRefused(f"no new log segment at {offset}: {error}") from error
+            self._not_written(error)
+            raise _full(error) from error
 
     def _forget_turn_if_empty(self) -> None:
         if not self._pieces:

@@ -435,7 +435,7 @@ class CommitLog:
             try:
                 self._allocate_next(is_needed=False)
             except OSError as error:
-                log.warning("segment_preallocation_failed folder=%s reason=%s", self.folder, error)
+                log.warning("segment_preallocation_failed reason=%r", disk.described(error))
 
     def _allocate_next(self, *, is_needed: bool) -> None:
         start = self.end_of_segments
@@ -446,8 +446,10 @@ class CommitLog:
         except OSError as error:
             # Upkeep tries again, even if no put needs the segment yet (R45).
             self.missing_segment = start
-            # While it is only allocated ahead, puts still fit into the present segment.
-            self.health.note_full(error, pauses=is_needed)
+            # While it is only allocated ahead, puts still fit into the present segment. What a
+            # failing disk refused is tried again when a put needs it, and then ends this broker.
+            if self.health.passes(error):
+                self.health.note_full(error, pauses=is_needed)
             raise
         self.segments.append(segment)
         self.missing_segment = None

@@ -154,7 +154,7 @@ class LogDispatcher:
         self.verified = verified
         self.queues = queues
         self._index = index
-        self._index_put = index.put if index is not None else _put_nowhere
+        self._index_put = index.put if index is not None else lambda *_: None
         self._delay_levels = delay_levels
         self.pending: deque[Pending | PendingBatch] = deque()
         self.offset = 0
@@ -418,9 +418,3 @@ class LogDispatcher:
             find_property(properties, b"UNIQ_KEY") if is_indexed else None,
             head.store_timestamp,
         )
-
-
-def _put_nowhere(
-    topic: str, uniq_key: bytes | None, keys: bytes | None, phy_offset: int, stored_at: int
-) -> None:
-    """The index that is switched off (`messageIndexEnable`)."""

@@ -23,7 +23,7 @@ from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.checkpoint import QueueTotals, StoreCheckpoint
-from batonmq.store.commit_log import CommitLog, Segment
+from batonmq.store.commit_log import CommitLog
 from batonmq.store.consume_queue import ConsumeQueue, is_message, whole_units
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
@@ -551,7 +551,8 @@ def java_start_offset(
     whose first record is good and within the consume queues; else the newest whose first record is
     older than the checkpoint."""
     for segment in reversed(commit_log.segments):
-        head = _first_record(commit_log, segment)
+        scanner = LogScanner(commit_log, segment.start_offset, segment.end_offset, check_crc=True)
+        head = scanner.next()
         if head is None:
             continue
         if clean:
@@ -560,7 +561,3 @@ def java_start_offset(
         elif 0 < head.store_timestamp <= checkpoint.min_timestamp:
             return segment.start_offset
     return commit_log.min_offset
-
-
-def _first_record(commit_log: CommitLog, segment: Segment) -> RecordHead | None:
-    return LogScanner(commit_log, segment.start_offset, segment.end_offset, check_crc=True).next()

@@ -25,6 +25,7 @@ from tests.shared.failing_disk import failing, open_below, walk_errors
 from tests.shared.ports import free_ports
 from tests.shared.waiting import opened
 
+ADVICE = "the disk fails: look into the kernel's log, and replace it; then restart this controller"
 REGISTER = RegisterBroker(broker_name="b", incarnation="life", register_check_code="code")
 
 
@@ -117,6 +118,19 @@ def test_r53_a_start_that_gets_no_descriptors_for_its_port_closes_its_files(tmp_
     with pytest.raises(ValueError, match="the second try"):
         asyncio.run(service.start())
     assert not open_below(tmp_path)
+
+
+async def test_a_controller_serves_without_the_history_that_its_disk_cannot_open(tmp_path):
+    """It explains, and decides nothing."""
+    with failing("open history-n0.jsonl EIO"):
+        service = ControllerService(config_in(tmp_path / "store"))
+        await service.start()
+    try:
+        await opened(service.gate)
+        (problem,) = service.requests.metadata().problems
+        assert f"history-n0.jsonl: Input/output error; {ADVICE}" in problem
+    finally:
+        await service.close()
 
 
 def test_another_error_of_the_disk_ends_the_start(tmp_path):

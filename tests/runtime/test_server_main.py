@@ -66,16 +66,28 @@ raise SystemExit(run_server("lift", {}, serve))
 """
 
 
+def lift(folder: Path, how: str) -> list[str]:
+    """The command line of a server that fails this way."""
+    config = folder / "lift.yaml"
+    config.write_text("{}\n")
+    return [sys.executable, "-c", SERVER.replace("{HOW!r}", repr(how)), "-c", str(config)]
+
+
+def test_a_failed_assertion_ends_the_process_also_if_its_log_is_on_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """It lived on, without the timer that had failed."""
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(lift(tmp_path, "timer"), stderr=full, timeout=30).returncode == 1
+
+
 @pytest.mark.parametrize(("how", "code"), [("timer", 1), ("task", 1), ("error", 0)])
 def test_a_failed_assertion_ends_the_process_wherever_it_fails(
     how: str, code: int, tmp_path: Path
 ) -> None:
     """A timer whose callback fails is not armed again: without it the process would only seem to
     live. Another error of a callback is logged; what it belongs to may continue."""
-    config = tmp_path / "lift.yaml"
-    config.write_text("{}\n")
-    script = SERVER.replace("{HOW!r}", repr(how))
-    argv = [sys.executable, "-c", script, "-c", str(config)]
+    argv = lift(tmp_path, how)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert done.returncode == code, done.stderr
     assert "the floor is above the roof" in done.stderr

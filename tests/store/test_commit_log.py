@@ -53,6 +53,21 @@ def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, store, monk
     rig.put_confirmed(store, b"goes on")
 
 
+@pytest.mark.parametrize("fails", ["once", ""])
+def test_a_disk_that_fails_at_a_segment_ahead_is_not_full(rig, store, fails):
+    """It was called full. The roll tries again, and ends the broker if that fails, too."""
+    rig.put_confirmed(store, b"a")
+    with failing(f"posix_fallocate * EIO {fails}"):
+        store.log.preallocate_next()
+        assert store.health.full == "" and not store.health.has_failed
+        if fails:
+            rig.put_confirmed(store, *[bytes(1000)] * 20)
+            return
+        with pytest.raises(OSError, match="Input/output error"):
+            rig.put_confirmed(store, *[bytes(1000)] * 20)
+    assert store.health.has_failed
+
+
 def test_r45_a_segment_that_cannot_be_mapped_keeps_no_descriptor(rig, store):
     """Each retry would keep one, with all blocks of a file that has no name any more."""
     rig.put_confirmed(store, b"a")
