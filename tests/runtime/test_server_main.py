@@ -77,8 +77,10 @@ def test_a_failed_assertion_ends_the_process_also_if_its_log_is_on_a_full_disk(
     tmp_path: Path,
 ) -> None:
     """It lived on, without the timer that had failed."""
+    env = os.environ | {"PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
-        assert subprocess.run(lift(tmp_path, "timer"), stderr=full, timeout=30).returncode == 1
+        done = subprocess.run(lift(tmp_path, "timer"), stderr=full, timeout=30, env=env)
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(("how", "code"), [("timer", 1), ("task", 1), ("error", 0)])
