@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -39,6 +40,14 @@ settings.register_profile(
 settings.load_profile("search" if SOAK else "same")
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_LEAST = 4 << 30
+
+
+def has_memory() -> bool:
+    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_LEAST
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite",
@@ -50,8 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 HELD_DESCRIPTORS = sockets.HELD_MAX
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     running.show_stacks_on_demand()
+    if str(config.getoption("markexpr")).startswith("not process") and has_memory():
+        # Syncs need not wait for a disk. Clusters of processes would fill the memory.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # A broker that a test kills in its own process would keep thousands of them for all others.
     setattr(sockets, "HELD_MAX", 0)  # noqa: B010  it is Final
 

@@ -82,10 +82,11 @@ from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.turns import in_slices
 from tests.broker.heartbeats import heartbeat
 from tests.broker.lone_broker import Rig, lone_broker, until
-from tests.shared.turns import counted_turns
+from tests.shared.turns import counted_turns, uncounted
 
 MANY = 10_000
 LINES_MAX = 200
+LAST = 100
 LATER_MS = 10**15
 ASKED = RemotingCommand.request(310)
 
@@ -176,6 +177,19 @@ def test_a_group_of_ten_thousand_is_never_sorted_or_searched_as_a_whole() -> Non
 
 
 SITUATIONS: dict[str, Callable[[World], Awaitable[object] | object]] = {}
+
+
+async def each(step: Callable[[int], object], many: int = MANY) -> None:
+    """`step` of each number. The last ones, when there is most to walk over, have a counted turn
+    each."""
+    counted = max(0, many - LAST)
+    with uncounted():
+        for number in range(counted):
+            step(number)
+    for number in range(counted, many):
+        await asyncio.sleep(0)
+        step(number)
+    await asyncio.sleep(0)
 
 
 class Channel:
@@ -293,10 +307,9 @@ def _progress(world: World) -> Any:
 
 @situation("/metrics with 10,000 topics and groups")
 async def _metrics(world: World) -> None:
-    for number in range(MANY):
-        world.service.path.stats.put(f"T{number}", 1, 100)
-        world.service.path.stats.got(f"T{number}", f"g{number}", 1, 100)
-        await asyncio.sleep(0)
+    stats = world.service.path.stats
+    await each(lambda number: stats.put(f"T{number}", 1, 100))
+    await each(lambda number: stats.got(f"T{number}", f"g{number}", 1, 100))
     metrics = Metrics(MetricsConfig(), "broker")
     metrics.show(BrokerMetrics(world.service))
     page = b"".join(await metrics.page())
@@ -362,10 +375,7 @@ async def _heartbeats(world: World) -> None:
 @situation("ticks of the broker, and what they write")
 async def _ticks(world: World) -> None:
     service = world.service
-    for number in range(MANY):
-        service.path.stats.put(f"T{number}", 1, 1)
-        if number % 100 == 0:
-            await asyncio.sleep(0)
+    await each(lambda number: service.path.stats.put(f"T{number}", 1, 1))
     now_ms = service.path.clock_ms()
     for tick in (service.locks.tick, service.path.stats.tick, service.status.tick):
         tick(now_ms)
@@ -378,14 +388,10 @@ async def _filters(world: World) -> None:
     now_ms = [0]
     filters = ConsumerFilterManager(Path("never written"), clock_ms=lambda: now_ms[0])
     wanted = SubscriptionData(topic="T", sub_string="a = 1", expression_type=SQL92)
-    for number in range(MANY):
-        filters.register(f"g{number}", [wanted])
-        await asyncio.sleep(0)
+    await each(lambda number: filters.register(f"g{number}", [wanted]))
     assert len(filters.writes_due()) == 1 and not filters.writes_due()
     await asyncio.sleep(0)
-    for number in range(MANY):
-        filters.unregister(f"g{number}")
-        await asyncio.sleep(0)
+    await each(lambda number: filters.unregister(f"g{number}"))
     now_ms[0] += DEAD_MAX_MS + 1
     await in_slices(lambda: bool(filters.writes_due()))
     assert not any(filters.get(f"g{number}", "T") for number in range(MANY))
@@ -429,9 +435,10 @@ async def client_of(topics: int) -> AsyncIterator[ClientInstance]:
     client = ClientInstance("h:9876")
     client.connect(Processors())
     client._remoting = Network()
-    for number in range(topics):
-        client.routes._adopt(TopicRoute(f"T{number}", (), (), {"b": {0: "h:1", 2: "h:2"}}, {}))
-        await asyncio.sleep(0)
+    group = {"b": {0: "h:1", 2: "h:2"}}
+    await each(
+        lambda number: client.routes._adopt(TopicRoute(f"T{number}", (), (), group, {})), topics
+    )
     yield client
     await client.disconnect()
 
@@ -442,9 +449,9 @@ async def _client_of_topics(_: World) -> None:
         producer = Producer("p", client=client)
         client.heartbeats.add(producer)
         producer._pickers = {f"T{number}": QueuePicker() for number in range(MANY)}
-        for number, picker in enumerate(producer._pickers.values()):
-            picker.broker_failed("b", number)
-        await asyncio.sleep(0)
+        with uncounted():
+            for number, picker in enumerate(producer._pickers.values()):
+                picker.broker_failed("b", number)
         refusal = RemotingCommand.response_to(ASKED, 14)
         refusal.ext = {MASTER_ADDRESS_HINT: "h:2", MASTER_EPOCH_HINT: "2"}
         for topic in ("T7", "T8"):
@@ -475,9 +482,7 @@ async def _client_of_queues(_: World) -> None:
         await consumer._rebalance()
         assert len(consumer._readers) == MANY
         await asyncio.sleep(0)
-        for queue in queues:
-            offsets.update(queue, 1)
-            await asyncio.sleep(0)
+        await each(lambda number: offsets.update(queues[number], 1))
         consumer.masters_moved(["b"])
         await asyncio.sleep(0)
         await offsets.persist()
@@ -489,9 +494,8 @@ async def _client_of_queues(_: World) -> None:
 @situation("requests of a client that a silent master holds")
 async def _silence(_: World) -> None:
     watch = SilenceWatch()
-    for number in range(MANY):
-        watch.begin(Silence("T", "b", "h:1", is_held=True), number // 2, MANY, MANY)
-        await asyncio.sleep(0)
+    silence = Silence("T", "b", "h:1", is_held=True)
+    await each(lambda number: watch.begin(silence, number // 2, MANY, MANY))
     assert len(watch.due(MANY)) == 1
     checks = 0
     for now_ms in range(MANY + 1, 2 * MANY, 100):
@@ -503,9 +507,7 @@ async def _silence(_: World) -> None:
 @situation("pulls of one queue are held, answered, and refused")
 async def _pulls(world: World) -> None:
     hold: PullHold[int] = PullHold()
-    for number in range(MANY):
-        await asyncio.sleep(0)
-        hold.hold(HeldPull("T1", 0, 0, number, 0, number))
+    await each(lambda number: hold.hold(HeldPull("T1", 0, 0, number, 0, number)))
     pull = world.service.pull
     pull._hold, before = hold, pull._hold  # type: ignore[assignment]
     answered: list[int] = []
@@ -520,10 +522,8 @@ async def _pulls(world: World) -> None:
 @situation("pulls wait in 10,000 queues of a topic that is deleted")
 async def _pulls_of_a_deleted_topic(world: World) -> None:
     hold: PullHold[int] = PullHold()
-    for number in range(MANY):
-        await asyncio.sleep(0)
-        hold.hold(HeldPull("wide", number, LATER_MS, number, 0, number))
-        hold.hold(HeldPull(f"T{number}", 0, LATER_MS, number, 0, number))
+    await each(lambda number: hold.hold(HeldPull("wide", number, LATER_MS, number, 0, number)))
+    await each(lambda number: hold.hold(HeldPull(f"T{number}", 0, LATER_MS, number, 0, number)))
     pull = world.service.pull
     pull._hold, before = hold, pull._hold  # type: ignore[assignment]
     answered: list[int] = []
@@ -539,10 +539,9 @@ async def _pulls_of_a_deleted_topic(world: World) -> None:
 @situation("POPs of 10,000 groups are held, woken, and expire")
 async def _pops(world: World) -> None:
     hold = PopHold()
-    for number in range(2 * MANY):
-        await asyncio.sleep(0)
-        hold.hold(HeldPop("T1", -1, number, number, f"g{number // 2}"))
-    await asyncio.sleep(0)
+    await each(
+        lambda number: hold.hold(HeldPop("T1", -1, number, number, f"g{number // 2}")), 2 * MANY
+    )
     hold.arrived("T1", 0)
     for _ in range(100):
         assert hold.next_ready() is not None
@@ -556,11 +555,9 @@ async def _pops(world: World) -> None:
 @situation("replies wait for their confirmation, are late, are refused")
 async def _acks(world: World) -> None:
     acks = PendingAcks(0)
+    reply = encode_frame(RemotingCommand.response_to(ASKED))
     for times in (1, 2):
-        for number in range(MANY):
-            acks.add(number, 0, world.channel, encode_frame(RemotingCommand.response_to(ASKED)))
-            if number % 100 == 0:
-                await asyncio.sleep(0)
+        await each(lambda number: acks.add(number, 0, world.channel, reply))
         before = world.channel.sent
         if times == 1:
             await in_slices(lambda: acks.expire(0, lambda _: (12, "late")) > 0)
@@ -575,11 +572,8 @@ async def _requests(_: World) -> None:
     loop = asyncio.get_running_loop()
     pending = PendingRequests(loop, lambda *_: TimeoutError())
     for timeout_ms in (0, 10**6):
-        waits = []
-        for number in range(MANY):
-            waits.append(pending.add(number, 0, timeout_ms))
-            if number % 100 == 0:
-                await asyncio.sleep(0)
+        waits: list[asyncio.Future[RemotingCommand]] = []
+        await each(lambda number: waits.append(pending.add(number, 0, timeout_ms)))  # noqa: B023
         if timeout_ms:
             pending.fail_all(ConnectError("127.0.0.1:1", "it ended"))
         await until(lambda: all(wait.done() for wait in waits[-100:]))  # noqa: B023
@@ -599,21 +593,16 @@ async def _connections(_: World) -> None:
     while sum(channel.sent for channel in channels) < 2 * MANY:
         for _ in range(50):
             await asyncio.sleep(0)
-    for channel in channels:
-        await asyncio.sleep(0)
-        endpoint._disconnected(channel)  # type: ignore[arg-type]
+    await each(lambda number: endpoint._disconnected(channels[number]))  # type: ignore[arg-type]
     await closing
 
 
 @situation("a relay refuses what waits, and ends")
 async def _relay(_: World) -> None:
     channel, relay = Channel(), Relay(RoleGate(), lambda: 0, enabled=True)
-    for number in range(MANY):
-        send = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK)
-        send.language = LanguageCode.JAVA
-        assert relay.take(channel, send)  # type: ignore[arg-type]
-        if number % 100 == 0:
-            await asyncio.sleep(0)
+    send = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK)
+    send.language = LanguageCode.JAVA
+    await each(lambda _: relay.take(channel, send))  # type: ignore[arg-type]
     await relay.close()
     assert channel.sent == MANY and len(relay) == 0
 

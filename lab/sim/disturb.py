@@ -211,10 +211,12 @@ class DisturbFaults(Kinds):
         kernel's."""
         strangers: Counter[tuple[str, int]] = Counter()
         for transport in self.cluster.network.transports:
-            is_accepted = transport.peer.protocol is not None and not transport.peer.ended
-            if is_accepted and transport.process.host == _STRANGER:
+            accepted = transport.peer.protocol
+            if accepted is None or transport.peer.ended:
+                continue
+            if transport.process.host == _STRANGER:
                 strangers[transport.peer_address] += 1
-            intake = getattr(getattr(transport.peer, "protocol", None), "intake", None)
+            intake = getattr(accepted, "intake", None)
             if intake is not None and intake.reader.held > 2 * intake.reader.waiting:
                 self.cluster.violate(
                     f"R58: {intake.reader.held} bytes of memory are held for"

@@ -323,6 +323,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """As asyncio's, on the virtual clock, but it loops until `stop`."""
         ready, timers = self._ready, self._timers
+        digest, callbacks = self.digest, self.callbacks
         while True:
             while timers and timers[0][2].callback is None:
                 heappop(timers)
@@ -341,8 +342,8 @@ class SimLoop(asyncio.BaseEventLoop):
                     if process is not None:
                         if process.hindered and process.is_held(handle, self.now_s):
                             continue
-                        self.callbacks += 1
-                        self.digest = crc32(now, self.digest ^ process.serial)
+                        callbacks += 1
+                        digest = crc32(now, digest ^ process.serial)
                     try:
                         if handle.context is None:
                             handle.callback(*handle.args)
@@ -353,6 +354,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     except BaseException as error:
                         self.note_error(error)
             if self._stopping:  # type: ignore[attr-defined]
+                self.digest, self.callbacks = digest, callbacks
                 return
 
     # Callbacks belong to processes.

@@ -77,6 +77,18 @@ class Turns:
 
 
 @contextmanager
+def uncounted() -> Iterator[None]:
+    """What is called within it does not count; it may not await. Counting takes most of the time of
+    these tests."""
+    trace = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(trace)
+
+
+@contextmanager
 def counted_turns() -> Iterator[Turns]:
     """Every callback of every asyncio loop counts from here on, in this thread."""
     turns, run = Turns(), asyncio.Handle._run

@@ -6,7 +6,7 @@ closes it, and opened again. A cut has happened whole by then, or not at all.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +87,13 @@ def written_by(rig, name: str) -> tuple[bytes, list[int]]:
     return data, [put.end_offset for put in puts]
 
 
-@pytest.fixture
-def cases(rig) -> dict[str, Case]:
+@pytest.fixture(scope="module")
+def cases(rigs_in) -> Iterator[dict[str, Case]]:
+    with rigs_in() as make_rig:
+        yield cases_in(make_rig())
+
+
+def cases_in(rig) -> dict[str, Case]:
     """By the kind of the cut. The replica holds 20 records of the old master in three files. Epoch
     2 began with the 15th. 7 of them were confirmed, for an unclean cut 12."""
     old, ends = written_by(rig, "old")

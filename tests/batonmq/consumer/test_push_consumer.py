@@ -35,6 +35,7 @@ from batonmq import (
     UnsupportedByBrokerError,
 )
 from batonmq.client.consumer import membership, orderly_service
+from batonmq.client.consumer.listener import Listener
 from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
 from batonmq.client.consumer.queue_reader import EXPIRED_MS
@@ -81,7 +82,7 @@ class Collector:
 
 def consumer_of(
     cluster: FakeCluster,
-    listener: Collector,
+    listener: Listener,
     options: PushConsumerOptions | None = None,
     *,
     orderly: bool = False,
@@ -278,13 +279,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
             both.wait()
             threads.append(threading.current_thread().name)
 
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
-        )
-        consumer.subscribe(TOPIC)
+        consumer = consumer_of(cluster, listener)
         async with consumer:
             await until(lambda: len(threads) == 2)
         assert all(name.startswith(f"consume-{GROUP}") for name in threads)
@@ -447,13 +442,8 @@ async def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
 
         cluster.master().store(TOPIC, 0, b"bad")
         cluster.master().store(TOPIC, 0, b"good")
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1),
-        )
-        consumer.subscribe(TOPIC)
+        options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1)
+        consumer = consumer_of(cluster, listener, options)
         async with consumer:
             await until(lambda: (b"bad", 2) in seen)
             queue = MessageQueue(TOPIC, "broker-a", 0)
@@ -477,13 +467,7 @@ async def test_an_exception_of_the_listener_counts_as_failed(
         async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
             raise KeyError("?") if messages[0].body == b"other" else ValueError("no")
 
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
-        )
-        consumer.subscribe(TOPIC)
+        consumer = consumer_of(cluster, listener)
         async with consumer:
             await until(lambda: len(cluster.master().sent_back) == 10)
     reported = [record for record in caplog.records if "listener_failed" in record.message]
@@ -508,16 +492,10 @@ async def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
             count += len(messages)
 
         limits = FlowLimits(messages=10)
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(
-                from_where=ConsumeFromWhere.FIRST,
-                pull=PullOptions(batch=8, limits=limits),
-            ),
+        options = PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST, pull=PullOptions(batch=8, limits=limits)
         )
-        consumer.subscribe(TOPIC)
+        consumer = consumer_of(cluster, listener, options)
         async with consumer:
             await until(lambda: all(len(r.process_queue) == 16 for r in consumer._readers.values()))
             pulls = cluster.master().codes().count(RequestCode.PULL_MESSAGE)
@@ -631,15 +609,10 @@ async def test_ack_index_splits_a_batch() -> None:
             context.ack_index = 0
             context.delay_level = 5
 
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(
-                from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(batch=10)
-            ),
+        options = PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(batch=10)
         )
-        consumer.subscribe(TOPIC)
+        consumer = consumer_of(cluster, listener, options)
         async with consumer:
             await until(lambda: len(broker.sent_back) == 2)
         assert {r.ext["delayLevel"] for r in broker.sent_back} == {"5"}
@@ -655,13 +628,7 @@ async def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> N
             began.set()
             await finish.wait()
 
-        consumer = PushConsumer(
-            GROUP,
-            listener,
-            name_servers=cluster.name_server_addresses,
-            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
-        )
-        consumer.subscribe(TOPIC)
+        consumer = consumer_of(cluster, listener)
         await consumer.start()
         await began.wait()
         closing = asyncio.ensure_future(consumer.close())

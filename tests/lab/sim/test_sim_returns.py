@@ -27,7 +27,7 @@ def test_lives_draw_each_kind_alone_before_the_other_faults() -> None:
 
 @pytest.mark.parametrize("kind", RETURNING)
 def test_r47_r49_a_life_with_a_disk_of_another_time_is_whole(kind: str) -> None:
-    plan = next(plan for plan in PLANS if plan.faults[0].kind == kind)
+    plan = min((p for p in PLANS if p.faults[0].kind == kind), key=lambda p: p.seconds)
     outcome = run(plan.seed)
     assert outcome.violation is None, outcome.error
     assert outcome.statistics.faults[kind] == 1
