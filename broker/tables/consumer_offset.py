@@ -10,6 +10,7 @@ no epochs.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from itertools import filterfalse
 from pathlib import Path
 
 import msgspec
@@ -353,7 +354,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         if not own:
             own.update(zip(incoming, map(dict, incoming.values()), strict=True))
             changed = changed or bool(own)
-        lacks = {key: list(own[key]) for key in own.keys() - incoming.keys()}
+        # In the table's order: that of a set would differ from run to run, and so would the file.
+        lacks = {key: list(own[key]) for key in filterfalse(incoming.__contains__, own)}
         for key in [key for key, offsets in incoming.items() if own.get(key) != offsets]:
             merged = {**own.get(key, {}), **incoming[key]}
             merged.update((queue_id, own[key][queue_id]) for queue_id in kept.get(key, ()))
