@@ -79,7 +79,7 @@ class Cluster(ABC):
 
     def id_of(self, address: str) -> int:
         """The id that the controllers know a broker by. Raises LookupError."""
-        state = self.group_state() or {}
+        state = self.wait_for("a leading controller", self.group_state)
         for replica in [*state.get("inSyncReplicas", []), *state.get("notInSyncReplicas", [])]:
             if replica["brokerAddress"] == address:
                 return int(replica["brokerId"])
