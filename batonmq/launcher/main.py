@@ -174,8 +174,10 @@ def up(
             last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),
         )
-    except (LayoutError, OSError) as exc:
-        raise click.UsageError(disk.described(exc)) from exc
+    except LayoutError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except OSError as exc:
+        sys.exit(_failed("up", preparation.StartError(disk.described(exc))))
     watchdog_s = watchdog if respawn else 0.0  # nothing else starts a hung process again
     try:
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)

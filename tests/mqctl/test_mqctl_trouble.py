@@ -119,7 +119,8 @@ def shell(words: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, words: str) -> None:
     ran = shell(f"{words} > /dev/full", tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.splitlines()[-1] == "mqctl: standard output: No space left on device"
+    failure = "mqctl: standard output: No space left on device; make space on that disk"
+    assert ran.stderr.splitlines()[-1] == failure
     assert "Traceback" not in ran.stderr and "internal error" not in ran.stderr
 
 

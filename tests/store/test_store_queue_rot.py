@@ -137,7 +137,8 @@ def test_a_queue_that_can_neither_be_read_nor_marked_is_in_health(rig, store, ba
     bad_files()
     with failing("mkdir unreadable EROFS"), pytest.raises(CorruptLogError):
         store.queries.get_message(TOPIC, 0, 0, 32)
-    assert "Input/output error; it cannot be marked" in store.health.queue_failure
+    assert "Input/output error" in store.health.queue_failure
+    assert "it cannot be marked for a rebuild" in store.health.queue_failure
     assert "the file system is read-only" in store.health.queue_failure
 
 
