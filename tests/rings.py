@@ -20,8 +20,8 @@ class Ring:
     `command`, if there is one, is what Python runs instead.
     `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
-    `beside_others`: it does not mind the ring before it on the same machine, nor that one it,
-    given its `niceness`.
+    `after`: rings that must be over before it begins; it runs beside all others, and its
+    `niceness` says who gets the processor then.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Ring:
     missing: Callable[[], list[str]] = list
     missing_for_some: Callable[[], list[str]] = list
     prepare: Callable[[], None] = lambda: None
-    beside_others: bool = False
+    after: tuple[str, ...] = ()
     niceness: int = 0
     folders: tuple[str, ...] = ("tests",)
     workers: int = 1
@@ -96,6 +96,8 @@ def _prepare_docker() -> None:
 
 
 ROOMS_WITH_PROCESSES = ("process", "packaging", "examples", "controller", "namesrv", "store")
+# fast, java and process come one after the other: their tests wait for answers in time. What they
+# leave of two cores, about a third, is for rings that can wait, from the beginning.
 RINGS = (
     Ring(
         "fast",
@@ -111,6 +113,7 @@ RINGS = (
         1800,
         missing_tools,
         prepare=_prepare_java,
+        after=("fast",),
         folders=("tests/interop",),
         workers=2,
     ),
@@ -118,12 +121,11 @@ RINGS = (
         "spark",
         "stores and histories as Spark data frames",
         "spark",
-        1800,
+        5400,
         _missing_for_spark,
         _missing_for_reports_and_recipes,
         folders=("tests/spark",),
-        beside_others=True,
-        niceness=5,  # Java's clients and servers wait for each other half of the time
+        niceness=5,
         soaks=True,
     ),
     Ring(
@@ -132,6 +134,7 @@ RINGS = (
         "process and not spark",
         1800,
         missing_for_some=_missing_for_alerts,
+        after=("java",),
         folders=tuple(f"tests/{room}" for room in ROOMS_WITH_PROCESSES),
         workers=2,
         soaks=True,
@@ -140,29 +143,29 @@ RINGS = (
         "sim",
         "simulated lives of a whole cluster",
         "",
-        1800,
-        beside_others=True,
-        niceness=19,  # real clusters come first; they leave some of the machine idle
+        5400,
+        niceness=19,  # from the start: it takes what nobody else wants
         # As many lives as pay: they find three of four planted defects, 300 find most of the others
         # in seven times the time. With each change a seed is another life; `make sim` runs 300.
         command=("-m", "lab.sim", "--seeds", "40", "--known", "--jobs", "2"),
     ),
     Ring(
         "docker",
-        # Not beside Java: RocketMQ's client takes no local address while an interface disappears.
         "the compose project: kills, pauses, cut networks",
         "docker",
         1800,
         compose.missing_tools,
         prepare=_prepare_docker,
+        # RocketMQ's client takes no local address while an interface disappears.
+        after=("java",),
         folders=("tests/chaos",),
-        beside_others=True,
     ),
     Ring(
         "search",
         "property tests and odd requests, thousands of examples with new seeds",
         "hypothesis or request_fuzz",
         1800,
+        after=("process",),
         workers=2,
         in_test=False,
         soaks=True,
@@ -172,7 +175,7 @@ RINGS = (
         "broken input for every reader",
         "",
         1800,
-        beside_others=True,
+        after=("process",),
         command=("-m", "tests.fuzz", "--runs", "200000"),
         in_test=False,
         soaks=True,

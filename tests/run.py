@@ -4,7 +4,7 @@ Rings: `fast` (no processes), `java` (the stock Java client and mqadmin against 
 `spark` (the data source, alone and on Spark), `process` (real clusters, kill -9), `sim` (simulated
 lives), `docker` (the compose project on a container engine). Every ring runs even if one
 before it failed. To use two cores most rings share their files out to workers of pytest, and
-some run beside the ring before them (`tests.rings`): their output is shown when that one is done.
+run beside each other (`tests.rings`): the output of each is shown when those before it are over.
 What a machine lacks for a ring is named and the ring is left out; with BATONMQ_CI=1 in the
 environment that is a failure. A ring that takes longer than its limit fails: the tests that run
 then are named, with the stacks of their threads. Up to five failed tests of a ring run once more
@@ -35,6 +35,7 @@ NO_TESTS_COLLECTED = 5
 RETRIED_MAX = 5
 """More failed tests than this are no matter of a busy machine."""
 SOAK_LIMIT_S = 4 * 3600
+LOOK_S = 0.2
 STOP_S = 30.0
 """How long a hung ring gets to end its clusters before it is killed."""
 
@@ -51,26 +52,24 @@ class Outcome:
 
 
 class Run:
-    """pytest over one ring: begun, and finished later. Its output is shown now or, `quiet`, kept in
-    a file until `finish` shows it."""
+    """pytest over one ring, begun. Its output is kept in a file until `show`."""
 
-    def __init__(self, ring: Ring, number: str, *, strict: bool, soak: bool, quiet: bool) -> None:
+    def __init__(self, ring: Ring, number: str, *, strict: bool, soak: bool) -> None:
         self.ring = ring
-        self._title = f"\n=== {number} {ring.name}: {ring.title}"
+        self.outcome: Outcome | None = None
         self._began = time.monotonic()
         self._shown = 0
-        self._output = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  see stop
         self._limit_s = SOAK_LIMIT_S if soak else ring.limit_s
         self._notes = tempfile.TemporaryDirectory(prefix="running-")
         self._cache = Path(self._notes.name, "cache")
         self._process: subprocess.Popen[bytes] | None = None
-        self._outcome: Outcome | None = None
-        self._print(self._title)
+        self._print(f"\n=== {number} {ring.name}: {ring.title}")
         lacks, some_lack = ring.missing(), ring.missing_for_some()
         if lacks:
             why = f"this machine lacks {' and '.join(lacks)}"
             self._print(f"    {'missing' if strict else 'left out'}: {why}")
-            self._outcome = Outcome(ring, "failed" if strict else "left out", 0.0, why)
+            self.outcome = Outcome(ring, "failed" if strict else "left out", 0.0, why)
             return
         if some_lack:
             then = "a failure" if strict else "skipped by name"
@@ -81,11 +80,13 @@ class Run:
             ring.prepare()
         except Unprepared as exc:
             self._print(f"    {exc}")
-            self._outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
+            self.outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
             return
         env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
         # Servers start a thousand times: without compiled modules each start takes twice as long.
         env.pop("PYTHONDONTWRITEBYTECODE", None)
+        if sys.stdout.isatty():
+            env["PY_COLORS"] = "1"  # pytest sees a file
         env[running.FOLDER] = self._notes.name
         self._process = subprocess.Popen(
             ["nice", "-n", str(ring.niceness), *ring.argv, *ring.cached_in(self._cache)],
@@ -95,32 +96,29 @@ class Run:
             stderr=self._output,
         )
 
-    def finish(self) -> Outcome:
-        """Waits for the end, and shows meanwhile what was kept and what still comes."""
-        while self._is_running():
-            if time.monotonic() - self._began > self._limit_s:
+    def look(self) -> Outcome | None:
+        """None while it runs. One that is over its limit is ended."""
+        if self.outcome is not None or self._process is None:
+            return self.outcome
+        code = self._process.poll()
+        if code is None:
+            if self._seconds() > self._limit_s:
                 self._end_hung()
-            self._show_more()
-            time.sleep(0.2)
-        self._show_more()
-        if self._outcome is not None:
-            return self._outcome
-        assert self._process is not None
-        code = self._process.wait()
-        if code == NO_TESTS_COLLECTED:
-            return Outcome(self.ring, "failed", self._seconds(), "no test was found")
-        if not code:
-            return Outcome(self.ring, "passed", self._seconds())
-        return Outcome(self.ring, "failed", self._seconds(), failed=failed_tests(self._cache))
+        elif code == NO_TESTS_COLLECTED:
+            self.outcome = Outcome(self.ring, "failed", self._seconds(), "no test was found")
+        elif code:
+            failed = failed_tests(self._cache)
+            self.outcome = Outcome(self.ring, "failed", self._seconds(), failed=failed)
+        else:
+            self.outcome = Outcome(self.ring, "passed", self._seconds())
+        return self.outcome
 
     def stop(self) -> None:
         """Ends pytest if it still runs. Output that was not shown yet is lost."""
-        if self._is_running():
-            assert self._process is not None
+        if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
-        if self._output is not None:
-            self._output.close()
+        self._output.close()
         self._notes.cleanup()
 
     def _end_hung(self) -> None:
@@ -141,27 +139,17 @@ class Run:
         self._print(f"\n    {self.ring.name}: {why}; their threads:")
         for pid, test in tests.items():
             self._print(f"{test}\n{running.stacks_of(notes, pid)}")
-        self._outcome = Outcome(self.ring, "failed", self._seconds(), why)
-
-    def _is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        self.outcome = Outcome(self.ring, "failed", self._seconds(), why)
 
     def _seconds(self) -> float:
-        """Since it began, to its last word if that was kept, else until now."""
-        silent = time.time() - os.fstat(self._output.fileno()).st_mtime if self._output else 0.0
-        return time.monotonic() - self._began - silent
+        return time.monotonic() - self._began
 
     def _print(self, line: str) -> None:
-        if self._output is None:
-            print(line, flush=True)
-        else:
-            self._output.write(f"{line}\n".encode())
-            self._output.flush()
+        self._output.write(f"{line}\n".encode())
+        self._output.flush()
 
-    def _show_more(self) -> None:
-        """From where the last call stopped; where pytest writes next stays as it is."""
-        if self._output is None:
-            return
+    def show(self) -> None:
+        """What came since the last call; where pytest writes next stays as it is."""
         size = os.fstat(self._output.fileno()).st_size
         sys.stdout.flush()
         sys.stdout.buffer.write(os.pread(self._output.fileno(), size - self._shown, self._shown))
@@ -191,29 +179,35 @@ def retried(outcome: Outcome) -> Outcome:
     return replace(outcome, state="passed", why=f"only alone: {names}")
 
 
-def run_group(rings: Sequence[tuple[Ring, str]], *, strict: bool, soak: bool) -> list[Outcome]:
-    """Runs rings side by side: the first one is seen at work, the others when their turn comes."""
-    runs: list[Run] = []
+def run_all(rings: Sequence[Ring], *, strict: bool, soak: bool) -> list[Outcome]:
+    """Begins each ring when those that it comes after are over, and shows them in their order."""
+    runs: dict[str, Run] = {}
+    over: dict[str, Outcome] = {}
+    names = {ring.name for ring in rings}
     try:
-        for ring, number in (*rings[1:], rings[0]):
-            quiet = ring is not rings[0][0]
-            runs.append(Run(ring, number, strict=strict, soak=soak, quiet=quiet))
-        return [run.finish() for run in (runs[-1], *runs[:-1])]
+        while len(over) < len(rings):
+            for number, ring in enumerate(rings, 1):
+                if ring.name not in runs and names.intersection(ring.after) <= over.keys():
+                    named = f"{number}/{len(rings)}"
+                    runs[ring.name] = Run(ring, named, strict=strict, soak=soak)
+            for name, run in runs.items():
+                if outcome := run.look():
+                    over[name] = outcome
+            _show(rings, runs, over)
+            time.sleep(LOOK_S)
+        return [over[ring.name] for ring in rings]
     finally:
-        for run in runs:
+        for run in runs.values():
             run.stop()
 
 
-def grouped(rings: Sequence[Ring]) -> list[list[tuple[Ring, str]]]:
-    """Rings with their numbers, together where they run side by side."""
-    groups: list[list[tuple[Ring, str]]] = []
-    for number, ring in enumerate(rings, 1):
-        named = (ring, f"{number}/{len(rings)}")
-        if groups and ring.beside_others:
-            groups[-1].append(named)
-        else:
-            groups.append([named])
-    return groups
+def _show(rings: Sequence[Ring], runs: dict[str, Run], over: dict[str, Outcome]) -> None:
+    """All up to the first that is not over."""
+    for ring in rings:
+        if ring.name in runs:
+            runs[ring.name].show()
+        if ring.name not in over:
+            return
 
 
 def main() -> int:
@@ -227,10 +221,8 @@ def main() -> int:
     wanted = arguments.ring or usual
     rings = [ring for ring in RINGS if ring.name in wanted]
     strict = os.environ.get("BATONMQ_CI") == "1"
-    groups, began = grouped(rings), time.monotonic()
-    outcomes = [
-        each for group in groups for each in run_group(group, strict=strict, soak=arguments.soak)
-    ]
+    began = time.monotonic()
+    outcomes = run_all(rings, strict=strict, soak=arguments.soak)
     outcomes = [retried(each) if each.state == "failed" else each for each in outcomes]
     print("\n=== summary")
     for outcome in outcomes:

@@ -11,7 +11,7 @@ import pytest
 
 from lab.cluster.processes import wait_for
 from tests.rings import RINGS, Ring
-from tests.run import RETRIED_MAX, ROOT, Outcome, Run, retried
+from tests.run import RETRIED_MAX, ROOT, Outcome, Run, retried, run_all
 
 SPARKS = ("jinja2", "plotly", "pyarrow", "pyspark")
 
@@ -65,12 +65,12 @@ def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
         "1/1",
         strict=True,
         soak=False,
-        quiet=True,
     )
     try:
         wait_for("the tests", lambda: all(file.exists() for file in reached), 300.0)
         run._limit_s = 0
-        outcome = run.finish()
+        outcome = wait_for("its end", run.look)
+        run.show()
     finally:
         run.stop()
     assert outcome.state == "failed"
@@ -83,6 +83,31 @@ def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
         assert f'{name}", line 3 in test_waits' in shown
 
 
+@pytest.mark.timeout(600)
+def test_rings_run_beside_each_other_but_for_those_that_come_after_another(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first waits for the last, and the second, shown before it, finds what the first left."""
+    begin = f"import pathlib, time; folder = pathlib.Path({str(tmp_path)!r})\n"
+    codes = {
+        "first": (
+            "while not (folder / 'beside').exists(): time.sleep(0.01)\n(folder / 'first').touch()"
+        ),
+        "after": "assert (folder / 'first').exists()",
+        "beside": "(folder / 'beside').touch()",
+    }
+    rings = [
+        Ring(name, "", "", 300, after=("first", "left out") if name == "after" else (),
+             command=("-c", f"{begin}{code}"))
+        for name, code in codes.items()
+    ]  # fmt: skip
+    outcomes = run_all(rings, strict=True, soak=False)
+    assert [(each.ring.name, each.state) for each in outcomes] == [(n, "passed") for n in codes]
+    assert re.findall(r"=== (\S+ \w+)", capfd.readouterr().out) == [
+        "1/3 first", "2/3 after", "3/3 beside",
+    ]  # fmt: skip
+
+
 def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
     """A ring of so many tests that fail, in the second run too unless they pass alone."""
     mark = folder / "it has run"
@@ -93,17 +118,8 @@ def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
         f"    mark = pathlib.Path({str(mark)!r} + str(n))\n"
         f"    assert {passes_alone} and mark.exists(), mark.touch()\n"
     )
-    run = Run(
-        Ring("busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=2),
-        "1/1",
-        strict=True,
-        soak=False,
-        quiet=True,
-    )
-    try:
-        outcome = run.finish()
-    finally:
-        run.stop()
+    ring = Ring("busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=2)
+    (outcome,) = run_all([ring], strict=True, soak=False)
     # Outside its root pytest names a file by a part of its path: which part depends on the root.
     tests_of_file = (name.partition("::")[2] for name in outcome.failed)
     file = folder / "test_busy.py"
