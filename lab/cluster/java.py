@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from lab.cluster.processes import (
     HOST,
     ROOT,
     NotInTime,
+    free_base_port,
+    is_free,
     spawn,
     spawn_talking,
     stop_all,
@@ -36,9 +39,9 @@ PROGRAMS: Final = ROOT / "tests" / "interop" / "java"
 """Sources of the programs with stock clients, which tests and measurements share."""
 BUILD: Final = ROOT / "build" / "java"
 LIB: Final = BUILD / "lib"
-ARCHIVE: Final = BUILD / "client.jsa"
-"""The classes of a stock client, parsed and verified once: a JVM that maps them starts with two
-thirds of the work. A JVM ignores an archive of other jars or of another JDK."""
+ARCHIVE: Final = BUILD / "classes.jsa"
+"""The classes of stock clients and servers, parsed and verified once: a JVM that maps them starts
+with two thirds of the work. A JVM ignores an archive of other jars or of another JDK."""
 JDK: Final = 17
 # The stock client waits 20 s for its next rebalance, or 30 s for the reply to a pull, when it meets
 # one of its own races (a heartbeat that finds its lock taken, a request into a closing channel).
@@ -57,7 +60,10 @@ BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
 CLUSTER_NAME: Final = "DefaultCluster"
 ADMIN_MAIN: Final = "org.apache.rocketmq.tools.command.MQAdminStartup"
 NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
-SMALL_HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *SHORT_LIVED)
+ARCHIVED: Final = (f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds*=off")
+SMALL_HEAP: Final = (
+    "-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *SHORT_LIVED, *ARCHIVED,
+)  # fmt: skip
 BENCH_HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 SEGMENT: Final = 1 << 20
 SMALL_FILES: Final[dict[str, object]] = {
@@ -121,10 +127,45 @@ def _fetch() -> None:
 
 
 def _archive() -> None:
-    """By a command that finds no name server: it loads what every client loads."""
-    archive = [f"-XX:ArchiveClassesAtExit={ARCHIVE}", "-Xlog:cds*=off", f"-Duser.home={BUILD}"]
-    command = ["updateTopic", "-n", f"{HOST}:1", "-c", "any", "-t", "any"]
-    _run(["java", *SMALL_JVM, *JVM_OPENINGS, *archive, "-cp", f"{LIB}/*", ADMIN_MAIN, *command])
+    """Of what a name server with its controller loads, a broker under it, and a client."""
+    base = free_base_port(1)
+    server = f"{HOST}:{base}"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def listing(program: str) -> tuple[str, ...]:
+            return *SMALL_JVM, f"-XX:DumpLoadedClassList={folder / program}.classes"
+
+        settings = broker_settings(
+            HOST, base + 1035, server, folder / "store", f"{HOST}:{base + 2}"
+        )
+        home = folder / "namesrv"
+        servers = [
+            start_server(
+                NAMESRV_MAIN, name_server_settings([base], 0, home), home, listing("namesrv")
+            ),
+            start_server(
+                BROKER_MAIN, {**settings, **NO_WARMING}, folder / "broker", listing("broker")
+            ),
+        ]
+        try:
+            wait_for("a broker", lambda: not is_free(base + 1035), LIMIT_S)
+            command = ["updateTopic", "-n", server, "-c", CLUSTER_NAME, "-t", "any"]
+            _run(["java", *listing("client"), *JVM_OPENINGS, f"-Duser.home={folder}",
+                  "-cp", f"{LIB}/*", ADMIN_MAIN, *command])  # fmt: skip
+        finally:
+            stop_all(servers, 0.0)
+        # An id is of one list alone, and a source that of another loader.
+        lines = (
+            line for each in folder.glob("*.classes") for line in each.read_text().splitlines()
+        )
+        known = dict.fromkeys(
+            re.sub(r" id: .*", "", line) for line in lines if " source:" not in line
+        )
+        classes = folder / "classes"
+        classes.write_text("\n".join(known))
+        _run(["java", "-Xshare:dump", "-XX:+UseSerialGC", f"-XX:SharedClassListFile={classes}",
+              f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds*=off", "-cp", f"{LIB}/*"])  # fmt: skip
 
 
 def _compile(sources: Path) -> Path:
@@ -170,8 +211,7 @@ def start_server(
     config = home / "server.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-    classpath = f"{home}{os.pathsep}{LIB}/*"
-    argv = ["java", *heap, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
+    argv = ["java", *heap, *homes, *JVM_OPENINGS, "-cp", f"{LIB}/*", main, "-c", str(config)]
     return spawn(argv, home / "process.log", cwd=home)
 
 
@@ -237,8 +277,7 @@ class JavaProgram:
         folder.mkdir(parents=True, exist_ok=True)
         serialize = ["-Drocketmq.serialize.type=ROCKETMQ"] if binary_headers else []
         # The client writes its logs under user.home.
-        archive = [f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds*=off"]
-        options = [*archive, *jvm, *JVM_OPENINGS, *serialize, f"-Duser.home={folder}"]
+        options = [*ARCHIVED, *jvm, *JVM_OPENINGS, *serialize, f"-Duser.home={folder}"]
         argv = ["java", *options, "-cp", classpath, name, *arguments]
         self._process = spawn_talking(argv, self._log, cwd=folder)
         self._reader = threading.Thread(target=self._read, name=f"java-{name}", daemon=True)

@@ -49,6 +49,6 @@ def run_java(java_classpath: str, tmp_path: Path) -> RunJava:
 def java_cluster(
     java_classpath: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterProcess]:
-    """Three controllers, three replicas; the tests of a module share it, each with its topic."""
-    with ClusterProcess(tmp_path_factory.mktemp("cluster")) as running:
+    """Three controllers, two replicas; the tests of a module share it, each with its topic."""
+    with ClusterProcess(tmp_path_factory.mktemp("cluster"), replicas=2) as running:
         yield running

@@ -140,7 +140,9 @@ class Story:
 def story(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("kinds")
     with (
-        ClusterProcess(folder / "cluster", overrides=SETTINGS, respawn=True) as cluster,
+        ClusterProcess(
+            folder / "cluster", controllers=1, overrides=SETTINGS, respawn=True
+        ) as cluster,
         JavaProgram(java_classpath, folder / "java", "Consumers", cluster.name_servers) as program,
     ):
         cluster.wait_in_sync(3)

@@ -7,10 +7,9 @@ meanwhile `replicaRoutes` lead the producer's retries to the slaves.
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -19,8 +18,6 @@ from lab.cluster.up import ClusterProcess, rounds
 from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java
-
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +33,6 @@ def cluster(
         yield running
 
 
-def nothing_failed(load: StockLoad) -> None:
-    """The consumers get every acknowledged message, and no send failed."""
-    print(load.finish(), load.since(0))
-    assert load.failed() == []
-
-
 def switch(cluster: ClusterProcess) -> None:
     master, other = cluster.master(), cluster.slaves()[0]
     switched = cluster.elect(other["address"])
@@ -49,38 +40,37 @@ def switch(cluster: ClusterProcess) -> None:
     cluster.wait_new_master(master["address"])
 
 
-@pytest.fixture
-def load(cluster: ClusterProcess, run_java: RunJava) -> Iterator[StockLoad]:
-    topic = f"JavaSwitch{next(NUMBERS)}"
+@contextmanager
+def nothing_fails(cluster: ClusterProcess, run_java: RunJava, topic: str) -> Iterator[StockLoad]:
+    """No send does, and the consumers get every acknowledged message."""
     with ExitStack() as stack:
-        # The routes that it starts with show all members.
+        # The routes that it starts with show all members, and the master of now.
         cluster.wait_in_sync(3)
-        running = StockLoad(run_java, stack, cluster.name_servers, topic)
-        running.go_on()
-        yield running
-
-
-def test_no_send_fails_in_planned_switches(cluster: ClusterProcess, load: StockLoad) -> None:
-    for _ in range(2):
-        switch(cluster)
+        load = StockLoad(run_java, stack, cluster.name_servers, topic)
         load.go_on()
-    nothing_failed(load)
+        yield load
+        print(load.finish(), load.since(0))
+        assert load.failed() == []
 
 
-def test_no_send_fails_when_the_master_is_killed(cluster: ClusterProcess, load: StockLoad) -> None:
-    for _ in range(rounds(2, soak=10)):
-        cluster.kill(cluster.master())
-        load.go_on(600)
-        cluster.wait_in_sync(3)
-    nothing_failed(load)
+def test_no_send_fails_when_the_master_is_killed_nor_in_planned_switches(
+    cluster: ClusterProcess, run_java: RunJava
+) -> None:
+    with nothing_fails(cluster, run_java, "JavaKills") as load:
+        for _ in range(rounds(2, soak=10)):
+            cluster.kill(cluster.master())
+            load.go_on(600)
+            cluster.wait_in_sync(3)
+        for _ in range(2):
+            switch(cluster)
+            load.go_on()
 
 
-def test_no_send_fails_when_the_master_hangs(cluster: ClusterProcess, load: StockLoad) -> None:
+def test_no_send_fails_when_the_master_hangs(cluster: ClusterProcess, run_java: RunJava) -> None:
     """The watchdog of `batonmq up` makes a kill of it before a send's own time-out."""
-    cluster.kill(cluster.master(), signal.SIGSTOP)
-    load.go_on(600)
-    cluster.wait_in_sync(3)
-    nothing_failed(load)
+    with nothing_fails(cluster, run_java, "JavaHang") as load:
+        cluster.kill(cluster.master(), signal.SIGSTOP)
+        load.go_on(600)
 
 
 def test_every_kind_of_sender_and_consumer_keeps_its_promises(

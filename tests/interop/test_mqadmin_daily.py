@@ -4,13 +4,11 @@ every day; docs/mqadmin.md has a row for each command that there is."""
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from lab.cluster.java import LIB, JavaProgram
+from lab.cluster.java import JavaProgram
 from lab.cluster.mixed import MixedGroup
 from lab.cluster.processes import ROOT
 from tests.interop.mqadmin_daily import DONE, GROUP, GROUPS, SAME, TOPIC, Daily, names, told
@@ -62,12 +60,3 @@ def test_mqadmin_prints_of_us_what_it_prints_of_java(answers: dict[str, Any]) ->
         elif how != DONE and (lacks := set(golden[command]) - set(names(output)) - WITHOUT):
             wrong[command] = {"lacks": sorted(lacks)}
     assert not wrong, json.dumps(wrong, indent=1)
-
-
-def test_each_command_of_mqadmin_has_a_row(java_classpath: str, tmp_path: Path) -> None:
-    with JavaProgram(java_classpath, tmp_path, "MqAdmin") as mqadmin:
-        output = mqadmin.ask("", 60.0)["output"]
-    known = re.findall(r"^   (\w+) ", output, re.MULTILINE)
-    assert len(known) > 80 and LIB.is_dir()
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "mqadmin.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(known)

@@ -99,7 +99,7 @@ final class SendLoop {
         while (!stopped) {
             try {
                 way.send(thread, numbers.getAndIncrement());
-                Thread.sleep(2);
+                Thread.sleep(10);
             } catch (InterruptedException error) {
                 return;
             } catch (Exception error) {
