@@ -27,13 +27,15 @@ def page(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """Three controllers and three replicas; a broker that dies is started again."""
+    """A controller and two replicas; a broker that dies is started again."""
     settings = merged(
         SMALL_STORE, {"broker": {"recallMessageEnable": True, "transactionCheckInterval": 500}}
     )
     folder = tmp_path_factory.mktemp("examples")
-    with ClusterProcess(folder, settings=settings, respawn=True) as running:
-        running.wait_in_sync(3)
+    with ClusterProcess(
+        folder, controllers=1, replicas=2, settings=settings, respawn=True
+    ) as running:
+        running.wait_in_sync(2)
         yield running
 
 

@@ -54,7 +54,7 @@ def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
     tmp_path: Path,
 ) -> None:
     backup = tmp_path / "backup"
-    with ClusterProcess(tmp_path / "c") as cluster:
+    with ClusterProcess(tmp_path / "c", controllers=1, replicas=2) as cluster:
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 300)
             slave, master = cluster.slaves()[0], cluster.master()
@@ -71,14 +71,14 @@ def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
     shutil.rmtree(cluster.data_dir)
 
     # One command; the cluster starts whole, and no broker of it is empty.
-    stores = [cluster.data_dir / f"broker-{number}" for number in range(3)]
+    stores = [cluster.data_dir / f"broker-{number}" for number in range(2)]
     child = restoring(cluster, backup, stores)
     assert all(log_bytes(store, second["endOffset"]) == original for store in stores)
     with cluster:
         out, err = child.communicate(timeout=60)
         assert child.returncode == 0, err
         assert json.loads(out)["brokerName"] == GROUP
-        cluster.wait_in_sync(3)
+        cluster.wait_in_sync(2)
         check_there(cluster, acks)
         with Writer(cluster.addresses(), TOPIC, 1) as later:
             wait_acks(later, 20)
@@ -92,7 +92,7 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
     """The controllers kept their disks, so they record a set that will never answer. The table in
     the backup is older than the log: the log has the topic."""
     backup = tmp_path / "backup"
-    with ClusterProcess(tmp_path / "c") as cluster:
+    with ClusterProcess(tmp_path / "c", controllers=1, replicas=2) as cluster:
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 20)
             before = len(load.acks)
@@ -123,7 +123,7 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
         cluster.wait_for("its election", lambda: elected("--unclean", "--cut-later-acks"))
         cluster.wait_whole()
         check_there(cluster, acks)
-        cluster.wait_in_sync(3)
+        cluster.wait_in_sync(2)
     finally:
         cluster.stop()
 
@@ -131,14 +131,14 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
 def test_r17_a_restored_store_never_leads_a_group_that_has_more(tmp_path: Path) -> None:
     """One disk is gone; its replica comes back from a backup that lacks what came since."""
     backup = tmp_path / "backup"
-    with ClusterProcess(tmp_path / "c") as cluster:
+    with ClusterProcess(tmp_path / "c", controllers=1, replicas=2) as cluster:
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 200)
             slave = cluster.slaves()[0]
             back_up(cluster, slave["dataDir"], backup)
             wait_acks(load, 200)
             cluster.kill(slave)
-            cluster.wait_in_sync(2)
+            cluster.wait_in_sync(1)
             shutil.rmtree(slave["dataDir"])
             ran = cluster.mqctl("restore", str(backup), slave["dataDir"])
             assert ran.code == 0, ran

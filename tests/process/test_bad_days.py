@@ -32,7 +32,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     overrides: dict[str, dict[str, object]] = {
         "store": {"mappedFileSizeCommitLog": SEGMENT, "scrubBytesPerSecond": 0}
     }
-    with ClusterProcess(tmp_path_factory.mktemp("bad"), overrides=overrides) as running:
+    folder = tmp_path_factory.mktemp("bad")
+    with ClusterProcess(folder, controllers=1, overrides=overrides) as running:
         with BlockingConnection(running.master()["address"]) as probe:
             for number in range(3 * SEGMENT // len(BODY) + 50):
                 assert probe.send(TOPIC, BODY + b"%d" % number).code == 0

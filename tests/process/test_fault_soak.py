@@ -1,4 +1,4 @@
-"""Half a minute of random faults; `make soak` does it for an hour."""
+"""Some random faults; `make soak` does it for an hour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.faults.soak import run_soak
 
 pytestmark = pytest.mark.process
 
-MINUTES = float(os.environ.get("BATONMQ_FAULTS_MINUTES", "0.5"))
+MINUTES = float(os.environ.get("BATONMQ_FAULTS_MINUTES", "0.2"))
 QUEUES = 200
 
 

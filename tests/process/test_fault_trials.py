@@ -28,11 +28,13 @@ SECURED = [name for name, fault in BY_NAME.items() if fault.secure]
 TIME_DECIDES = {"elections"}
 """It happens on a busy machine, and costs no message."""
 ELECTS_NOBODY = {"kill-controllers"}
+PACE = ("--interval-ms", "8")
+"""A quarter of what measurements use: nothing is measured here."""
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("faults") / "lab", make_network()) as running:
+    with Lab(tmp_path_factory.mktemp("faults") / "lab", make_network(), load=PACE) as running:
         yield running
 
 
@@ -63,7 +65,7 @@ def test_g3_after_all_that_the_logs_are_equal(lab: Lab) -> None:
 
 def test_g1_g2_g3_kill_hang_and_switch_with_tls_and_users_on(tmp_path: Path) -> None:
     """Every port takes TLS only, and each request is signed by a user of the table."""
-    with Lab(tmp_path, make_network(), secure=True) as secured:
+    with Lab(tmp_path, make_network(), load=PACE, secure=True) as secured:
         for name in SECURED:
             try_once(secured, name)
         assert secured.close_and_compare() == []

@@ -25,7 +25,7 @@ from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
 
-STRIDE: Final = rounds(7, 1)
+STRIDE: Final = rounds(14, 1)
 GATE_OPEN: Final = "gate_opened"
 MASTER: Final = "master_opened"
 
@@ -94,7 +94,7 @@ async def walk(
     configs: Iterator[Path],
     ready: str,
     kill: str,
-    stride: int = STRIDE,
+    stride: int,
 ) -> int:
     """Kills one start after the other at `kill after n`; how many starts were killed. In `kill`,
     HALF stands for n // 2."""
@@ -113,23 +113,26 @@ async def walk(
     raise AssertionError("there are always more configurations")
 
 
-@pytest.mark.parametrize(("moment", "some"), [("before changes", 35), ("during pwrite", 5)])
+@pytest.mark.parametrize(
+    ("moment", "some", "stride"),
+    [("before changes", 35, STRIDE), ("during pwrite", 5, rounds(5, 1))],
+)
 async def test_a_controllers_first_start_killed_at_any_step(
-    tmp_path: Path, forks: ForkServer, moment: str, some: int
+    tmp_path: Path, forks: ForkServer, moment: str, some: int, stride: int
 ) -> None:
     """A name server with its controller, up to its own election and a clean end."""
     base = free_base_port(1)
     configs = (controller_config(tmp_path / str(n), base) for n in range(1_000))
-    kills = await walk(forks, "namesrv", configs, GATE_OPEN, f"kill {moment} *")
-    assert kills >= some // STRIDE
+    kills = await walk(forks, "namesrv", configs, GATE_OPEN, f"kill {moment} *", stride)
+    assert kills >= some // stride
 
 
 @pytest.mark.parametrize(
     ("rules", "some", "stride"),
     [
         ("kill before changes", 100, STRIDE),
-        ("kill during pwrite", 15, STRIDE),
-        ("room * ENOSPC once after HALF; kill before changes", 100, rounds(21, 1)),
+        ("kill during pwrite", 15, rounds(7, 1)),
+        ("room * ENOSPC once after HALF; kill before changes", 100, rounds(33, 1)),
     ],
 )
 async def test_a_brokers_first_start_killed_at_any_step(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -241,7 +242,7 @@ def has_all(story: Story) -> bool:
     )
 
 
-def test_every_kind_of_client_goes_on_through_a_kill(cluster: ClusterProcess) -> None:
+def test_every_kind_of_client_goes_on_through_a_kill(tmp_path: Path) -> None:
     """1. Two members of a group consume in order, one by SQL92, one pulls (`async for`), one pops
     and leaves some messages unacknowledged, one asks questions that another answers; four lanes of
     sends.
@@ -250,7 +251,9 @@ def test_every_kind_of_client_goes_on_through_a_kill(cluster: ClusterProcess) ->
     none left a number out; what was acknowledged to POP before the kill did not come again.
     """
     story = Story()
-    uvloop.run(play(cluster, story))
+    with ClusterProcess(tmp_path, controllers=1, replicas=2) as cluster:
+        cluster.wait_in_sync(2)
+        uvloop.run(play(cluster, story))
     assert story.shared == []
     for seen in story.in_order.values():
         assert seen[0] == 0

@@ -26,14 +26,14 @@ def test_features_through_a_kill(tmp_path: Path) -> None:
     next; counts of tries do not fall, nothing is early, each commit is stored once."""
     topics = [f"{NAME}-a", f"{NAME}-b"]
     with (
-        ClusterProcess(tmp_path, settings=SETTINGS) as cluster,
+        ClusterProcess(tmp_path, controllers=1, replicas=2, settings=SETTINGS) as cluster,
         PythonFeatures(cluster.name_servers, f"{NAME}-group", topics, reads_dead=True) as python,
     ):
 
         def seen() -> Seen:
             return Seen(list(python.lines), list(python.lines), failover=True)
 
-        cluster.wait_in_sync(3)
+        cluster.wait_in_sync(2)
         for command in commands_of(NAME):
             python.send(f"{command} 0")
         wait_for("dead letters", lambda: seen().dead, LIMIT_S)

@@ -130,8 +130,9 @@ def test_tls_is_turned_on_under_load_and_no_send_fails(tmp_path: Path) -> None:
 
 
 def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
-    """The password of Raft and the secret with which nodes sign, twice: no send fails, no
-    connection between nodes ends, there is no election, and in the end only the new ones count."""
+    """The password of Raft and the secret with which nodes sign, under `make soak` twice: no send
+    fails, no connection between nodes ends, there is no election, and in the end only the new ones
+    count."""
     node = tmp_path / "node.json"
     old = {"accessKey": "node", "secretKey": "the-former-secret"}
     node.write_text(json.dumps(old))
@@ -158,7 +159,7 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         wait_acks(load, 50)
         master, epoch, broken = cluster.master(), master_epoch(cluster), breaks(cluster)
         raft = cluster.data_dir / "conf" / "raft-password"
-        for _ in range(2):
+        for _ in range(rounds(1, soak=2)):
             before = node.read_text(), raft.read_text()
             done = cluster.mqctl_program("secure", "rotate", "--secrets", "--json")
             assert done.code == 0, done

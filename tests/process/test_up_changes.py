@@ -29,7 +29,7 @@ def test_r47_replicas_and_groups_come_and_go_under_load(tmp_path: Path) -> None:
     4. A group comes and goes. 5. Without numbers the next start has the size of now. No send fails,
     and every acknowledged message is there, in its order."""
     overrides = {"store": {"minInSyncReplicas": 2}}
-    cluster = ClusterProcess(tmp_path, replicas=2, respawn=True, overrides=overrides)
+    cluster = ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True, overrides=overrides)
 
     ask = cluster.mqctl
 
