@@ -15,6 +15,8 @@ final class SendLoop {
         void send(int thread, int number) throws Exception;
     }
 
+    /** Of each thread, from a send to the next. */
+    private static final int PAUSE_MS = Integer.getInteger("pause.ms", 2);
     private final String topic;
     private final int bodySize;
     private final AtomicInteger numbers = new AtomicInteger();
@@ -99,7 +101,7 @@ final class SendLoop {
         while (!stopped) {
             try {
                 way.send(thread, numbers.getAndIncrement());
-                Thread.sleep(10);
+                Thread.sleep(PAUSE_MS);
             } catch (InterruptedException error) {
                 return;
             } catch (Exception error) {
