@@ -96,16 +96,12 @@ def test_rings_run_beside_each_other_but_for_those_that_come_after_another(
         "after": "assert (folder / 'first').exists()",
         "beside": "(folder / 'beside').touch()",
     }
-    rings = [
-        Ring(name, "", "", 300, after=("first", "left out") if name == "after" else (),
-             command=("-c", f"{begin}{code}"))
-        for name, code in codes.items()
-    ]  # fmt: skip
+    rings = [Ring(name, "", "", 300, command=("-c", begin + codes[name])) for name in codes]
+    rings[1] = replace(rings[1], after=("first", "left out"))
     outcomes = run_all(rings, strict=True, soak=False)
     assert [(each.ring.name, each.state) for each in outcomes] == [(n, "passed") for n in codes]
-    assert re.findall(r"=== (\S+ \w+)", capfd.readouterr().out) == [
-        "1/3 first", "2/3 after", "3/3 beside",
-    ]  # fmt: skip
+    shown = re.findall(r"=== (\S+ \w+)", capfd.readouterr().out)
+    assert shown == ["1/3 first", "2/3 after", "3/3 beside"]
 
 
 def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
