@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from batonmq.spark.arrow import read_of
 from batonmq.spark.read.columns import LIVE_TABLE
+from batonmq.spark.sentences import sentences
 
 
 class WorkPartition(InputPartition):
@@ -43,10 +44,9 @@ class WorkPartition(InputPartition):
 
 def _run(read: Any, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     # Without any work Spark makes a partition of its own.
-    if not isinstance(partition, WorkPartition):
-        return iter(())
-    batches: Iterator[pa.RecordBatch] = read.run(partition.work)
-    return batches
+    if isinstance(partition, WorkPartition):
+        with sentences():
+            yield from read.run(partition.work)
 
 
 class TableReader(DataSourceReader):
@@ -55,6 +55,7 @@ class TableReader(DataSourceReader):
     def __init__(self, read: Any) -> None:
         self._read = read
 
+    @sentences()
     def partitions(self) -> Sequence[InputPartition]:
         return [WorkPartition(work) for work in self._read.plan()]
 
@@ -72,6 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {"_read": self._read, "_made": None}
 
+    @sentences()
     def initialOffset(self) -> dict[str, Any]:
         return self._read.to_checkpoint(self._stream.initial())
 
@@ -79,11 +81,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._read.most
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
+    @sentences()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         end = self._stream.next_end(self._read.from_checkpoint(start), most)
         return self._read.to_checkpoint(end)
 
+    @sentences()
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.aim()
 
@@ -91,6 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         available = self._made.available if self._made is not None else None
         return self._read.to_checkpoint(available) if available else None
 
+    @sentences()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         places = map(self._read.from_checkpoint, (start, end))
         return [WorkPartition(work) for work in self._stream.tasks(*places)]
@@ -118,9 +123,11 @@ class BatonmqSource(DataSource):
     def name(cls) -> str:
         return "batonmq"
 
+    @sentences()
     def schema(self) -> StructType:
         return from_arrow_schema(self._read().schema)
 
+    @sentences()
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
         if self._is_live_history():
@@ -130,6 +137,7 @@ class BatonmqSource(DataSource):
             )
         return TableReader(self._read(streaming=False))
 
+    @sentences()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._table() not in (LIVE_TABLE, "history"):
             raise ValueError(
@@ -140,12 +148,14 @@ class BatonmqSource(DataSource):
         self._check_schema(schema)
         return StreamReader(read)
 
+    @sentences()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicWriter
 
         return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
+    @sentences()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicStreamWriter

@@ -62,8 +62,8 @@ NO_PACKAGE: Final = (
     "Spark's Python processes do not find this package: set PYSPARK_PYTHON to an interpreter that "
     "has it, on every machine of the cluster"
 )
-_OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
-"""The class of an error of ours: its text is a sentence."""
+_OWN: Final = re.compile(r"\bbatonmq\.[a-z_.]+\.[A-Za-z]+: (.*)")
+"""An error of ours by its class: its text is a sentence."""
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
@@ -415,6 +415,8 @@ def what_failed(text: str) -> str:
 
     Spark puts the traceback of the Python process into its own message, and that into a JVM trace.
     """
+    if (own := _OWN.search(text)) is not None:
+        return own[1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for at, line in enumerate(lines):
         if not line.startswith("Traceback (most recent call last)"):
@@ -422,5 +424,5 @@ def what_failed(text: str) -> str:
         for each in lines[at + 1 :]:
             head, colon, _ = each.partition(": ")
             if colon and head.replace(".", "").replace("_", "").isidentifier():
-                return _OWN.sub("", each)
+                return each
     return lines[0] if lines else "unknown"

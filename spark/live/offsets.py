@@ -20,6 +20,7 @@ import msgspec
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.read.selection import OFFSETS_FORM
+from batonmq.spark.sentences import PlainError
 
 VERSION: Final = 1
 
@@ -87,7 +88,7 @@ class QueueRange:
         return QueueRange(self.queue, max(self.begin, begin), min(self.end, end))
 
 
-class DataLossError(Exception):
+class DataLossError(PlainError):
     """Requested messages are not there (any more)."""
 
 

@@ -32,6 +32,7 @@ from batonmq.spark.live.sink_sender import (
     row_of,
     write_committed,
 )
+from batonmq.spark.sentences import sentences
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class _Writes:
         self._options = options
         self._job = uuid.uuid4().hex[:12]
 
+    @sentences()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
         count = sum(each.messages for each in sent)
@@ -83,6 +85,7 @@ class _Writes:
 class TopicWriter(_Writes, DataSourceArrowWriter):
     """A batch write. Its keys begin with an id that is new for each write."""
 
+    @sentences()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return uvloop.run(_send(self._options, self._job, 0, iterator))
 
@@ -90,6 +93,7 @@ class TopicWriter(_Writes, DataSourceArrowWriter):
 class TopicStreamWriter(_Writes, DataSourceStreamArrowWriter):
     """A stream's writes. Its keys begin with the query's id, which a restart keeps."""
 
+    @sentences()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         context = TaskContext.get()
         query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None

@@ -28,8 +28,8 @@ from batonmq.spark.read.storage import locate, spark_uri
 PAUSE_S: Final = 5.0
 """Until the next attempt after an outage that outlasted the patience of a batch."""
 _LOOK_S: Final = 0.5
-_OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
-_LOST: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
+_OUTAGE: Final = re.compile(r"\bClusterError: (.*)")
+_LOST: Final = re.compile(r"\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
 _BUSY: Final = "Python worker failed to connect back"
 """Spark gives a Python process of a stream 10 s to start, whatever its settings are."""
 _BUSY_STARTS: Final = 5

@@ -31,6 +31,8 @@ def pytest_collection_modifyitems(items):
 
 
 if not LACKING:
+    from lab.cluster.up import ClusterProcess
+    from tests.spark.browser import Browser, need_a_browser
     from tests.spark.log_files import LogFiles
     from tests.spark.spark_session import spark_session
 
@@ -44,3 +46,17 @@ if not LACKING:
     def log_files(tmp_path):
         """Commit-log files made by hand, as a store folder."""
         return LogFiles(tmp_path / "store")
+
+    @pytest.fixture(scope="session")
+    def live_cluster(tmp_path_factory):
+        """Three controllers and three replicas; a process that dies is started again."""
+        with ClusterProcess(tmp_path_factory.mktemp("live"), respawn=True) as running:
+            running.wait_in_sync(3)
+            yield running
+
+    @pytest.fixture(scope="session")
+    def browser(tmp_path_factory):
+        need_a_browser()
+        made = Browser(tmp_path_factory.mktemp("profile"))
+        yield made
+        made.close()

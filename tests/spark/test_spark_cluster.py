@@ -1,10 +1,19 @@
-"""A Spark of several processes: its executors get the package as the wheel, and nothing else."""
+"""Executors get the package as the wheel, and nothing else: they read what this process reads.
+
+`make soak` starts a Spark of several processes; else one Python process does what its tasks do.
+"""
+
+import json
+import os
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
+import pytest
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from lab.cluster.spark_submit import build_package, submit
+from lab.cluster.spark_submit import build_package, environment, submit
 
 JOB = """
 import json, os, sys
@@ -24,11 +33,45 @@ print("RESULT " + json.dumps([session.sparkContext.master, sorted(places)]))
 """
 
 
-def test_two_workers_with_the_wheel_read_what_this_process_reads(tmp_path, log_files):
+# What Spark does with a reader: plans on the driver, and hands a copy and its parts to tasks.
+TASKS = """
+import json, pickle, sys
+import batonmq.spark.source as source
+
+made = source.BatonmqSource({"path": sys.argv[1]})
+reader = made.reader(made.schema())
+task = pickle.loads(pickle.dumps(reader))
+batches = [batch for part in reader.partitions() for batch in task.read(part)]
+offsets = [row["queue_offset"] for batch in batches for row in batch.to_pylist()]
+print(json.dumps([source.__file__, offsets]))
+"""
+
+
+@pytest.fixture
+def store(log_files):
     for number in range(60):
         log_files.add(number=number, body=b"b" * 1000, properties=b"TAGS\x01t\x02KEYS\x01k\x02")
-    store, out = log_files.save(), tmp_path / "out"
-    package = build_package(tmp_path)
+    return log_files.save()
+
+
+@pytest.fixture
+def package(tmp_path):
+    return build_package(tmp_path)
+
+
+def test_a_process_with_the_wheel_reads_a_store(tmp_path, store, package):
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS, store],
+        cwd=tmp_path, env=environment() | {"PYTHONPATH": str(package)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [f"{package}/batonmq/spark/source.py", [*range(60)]]
+
+
+@pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="a minute long: `make soak`")
+def test_two_workers_with_the_wheel_read_what_this_process_reads(tmp_path, store, package):
+    out = tmp_path / "out"
     master, places = submit(
         tmp_path, JOB, (store, out), package=package, master="local-cluster[2,1,512]",
         memory="512m",

@@ -25,6 +25,11 @@ batonmq.spark.read.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 b
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
 """
+UNTRACED = """[STREAM_FAILED] Query terminated: [SOURCE] Failed when Python streaming data source \
+perform initialOffset: batonmq.spark.live.cluster.ClusterError: no controller answers
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+"""
 
 
 def run(body, *args):
@@ -179,5 +184,6 @@ def test_a_commands_own_usage_error_stays_one():
 def test_the_error_of_a_task_is_found_in_sparks_report():
     said = what_failed("Job aborted due to stage failure" + WORKER_TRACE)
     assert said == "commitlog/0: offset 4096: wrong CRC: 12 bytes"
+    assert what_failed(UNTRACED) == "no controller answers"
     assert what_failed("[PATH_NOT_FOUND] no\n\ndetails") == "[PATH_NOT_FOUND] no"
     assert what_failed("") == "unknown"

@@ -19,68 +19,80 @@ STORES = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 AT_MS = 1_795_262_400_000
 
 
-@pytest.fixture
-def stores(tmp_path):
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
     """Replicas of which one has a wrong byte."""
-    shutil.copytree(STORES, tmp_path / "stores")
-    log = tmp_path / "stores" / "b1" / "commitlog" / f"{0:020d}"
+    root = tmp_path_factory.mktemp("stores")
+    shutil.copytree(STORES, root, dirs_exist_ok=True)
+    log = root / "b1" / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())
     data[6269 + 88] ^= 1
     log.write_bytes(data)
-    return tmp_path / "stores" / "*"
+    return root / "*"
 
 
-@pytest.fixture
-def history(tmp_path):
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
     """Two elections of a group whose name no folder can have as it is."""
     event = {"log": "a", "kind": "elected", "broker_name": "east#b=1", "sync_state_set": [1, 2]}
     events = [
         event | {"raft_index": n, "time_ms": AT_MS + n, "broker_id": n, "master_epoch": n}
         for n in (1, 2)
     ]
-    path = tmp_path / "history-n1.jsonl"
+    path = tmp_path_factory.mktemp("history") / "history-n1.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 
 
-@pytest.mark.parametrize(
-    ("job", "source", "tables"),
-    [
-        (epoch_history, "history", tuple(HISTORY_TABLES)),
-        (topic_stats, "stores", tuple(STATS_TABLES)),
-        (message_audit, "stores", ("findings",)),
-    ],
-)
-@pytest.mark.parametrize("form", ["delta", "iceberg"])
-def test_tables_of_other_formats_have_the_rows_of_parquet(
-    form, job, source, tables, tmp_path, request
-):
-    given = [f"--{source}", str(request.getfixturevalue(source)), "--quiet"]
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db",
-               "warehouse": f"file://{tmp_path}/warehouse", "namespace": "lake"}  # fmt: skip
-    of_form = [part for pair in catalog.items() for part in ("--catalog", "=".join(pair))]
-    for each in ("parquet", form, form):  # the second one replaces the first
-        out = ["--output", str(tmp_path / each), "--overwrite", "--format", each]
-        more = of_form if each == "iceberg" else []
-        done = CliRunner().invoke(job.main, [*given, *out, *more])
+class Made:
+    """A job over one input, and its tables as Parquet."""
+
+    def __init__(self, job, given, tables, folder):
+        self.job, self.given, self.tables = job, [*map(str, given), "--quiet"], tables
+        self.parquet = folder
+        self.run(folder, "parquet")
+
+    def run(self, out, form, *more):
+        wanted = ["--output", str(out), "--overwrite", "--format", form, *more]
+        done = CliRunner().invoke(self.job.main, [*self.given, *wanted])
         assert done.exit_code in (0, 1), done.output
+
+
+@pytest.fixture(scope="module", params=[epoch_history, topic_stats, message_audit])
+def made(request, history, stores, tmp_path_factory):
+    given, tables = {
+        epoch_history: (("--history", history), HISTORY_TABLES),
+        topic_stats: (("--stores", stores), STATS_TABLES),
+        message_audit: (("--stores", stores), ("findings",)),
+    }[request.param]
+    return Made(request.param, given, tables, tmp_path_factory.mktemp("parquet"))
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_tables_of_other_formats_have_the_rows_of_parquet(form, made, tmp_path):
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db",
+               "warehouse": f"file://{tmp_path}/warehouse"}  # fmt: skip
+    words = [f"--catalog={key}={value}" for key, value in catalog.items()]
+    more = [*words, "--catalog=namespace=lake"] if form == "iceberg" else []
+    out = tmp_path / form
+    for _ in range(2):  # the second one replaces the first
+        made.run(out, form, *more)
     count = 0
-    for table in tables:
-        data = ds.dataset(tmp_path / "parquet" / table, partitioning="hive")
+    for table in made.tables:
+        data = ds.dataset(made.parquet / table, partitioning="hive")
         if form == "iceberg":
-            own = {key: value for key, value in catalog.items() if key != "namespace"}
-            found = load_catalog(None, **own).load_table(f"lake.{table}").scan().to_arrow()
+            found = load_catalog(None, **catalog).load_table(f"lake.{table}").scan().to_arrow()
         else:
-            found = pa.table(deltalake.DeltaTable(str(tmp_path / form / table)).to_pyarrow_table())
-        if job is topic_stats and table == "consumer_lag":
+            found = pa.table(deltalake.DeltaTable(str(out / table)).to_pyarrow_table())
+        if table == "consumer_lag":
             assert found.num_rows >= data.count_rows()  # each run has its snapshot
             continue
         assert plain(found.to_pylist()) == plain(data.to_table().to_pylist()), table
         count += found.num_rows
     assert count
-    assert json.loads((tmp_path / form / "summary.json").read_text())
+    assert json.loads((out / "summary.json").read_text())
     # The report reads tables back, of whatever format.
-    assert (job is message_audit) or (tmp_path / form / "report.html").exists()
+    assert (made.job is message_audit) or (out / "report.html").exists()
 
 
 def test_a_catalog_without_iceberg_and_iceberg_without_a_catalog_are_refused(history, tmp_path):

@@ -1,10 +1,13 @@
 """The notebook among the examples, cell by cell, against a running cluster and its files."""
 
 import asyncio
+import re
 import runpy
 import sys
 
 from batonmq import Message, Producer
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.topic_read import TopicRead
 from lab.cluster.processes import ROOT
 
 TOPIC = "ExampleNotebook"
@@ -27,16 +30,25 @@ def test_the_notebook_reads_streams_and_writes(
     arguments += ["--data", str(live_cluster.data_dir), "--output", str(tmp_path)]
     notebook = ROOT / "examples" / "spark_notebook.py"
     monkeypatch.setattr(sys, "argv", [str(notebook), *arguments])
-    made = runpy.run_path(str(notebook))
-    assert made["spark"] is session
-    assert {row["tags"]: row["count"] for row in made["drinks"].collect()} == {
-        "coffee": 10,
-        "tea": 10,
-    }
-    assert "messages in the lake: 20" in capsys.readouterr().out
-    assert made["epochs"].count() >= 3
-    assert made["events"].filter("kind = 'elected'").count() >= 1
-    written = session.read.format("batonmq").options(
-        table="topic", nameServers=names, topic=f"{TOPIC}Summary"
-    )
-    assert {row["keys"] for row in written.load().collect()} == {"coffee", "tea"}
+    assert runpy.run_path(str(notebook))["spark"] is session
+    by_tag, orders, epochs, events = shown(capsys.readouterr().out)
+    assert {tag: count for tag, count, _ in by_tag} == {"coffee": "10", "tea": "10"}
+    assert len(orders) == 5
+    for keys, body, _, _ in orders:
+        assert keys.removeprefix("order-") == body.removeprefix("drink ")
+    assert len(epochs) >= 3 and {int(row[1]) for row in epochs} >= {1}
+    assert len(events) >= 1
+    wanted = {"nameServers": names, "topic": f"{TOPIC}Summary"}
+    read = TopicRead(TopicOptions.from_mapping(wanted))
+    written = [row for task in read.plan() for batch in read.run(task) for row in batch.to_pylist()]
+    assert {row["keys"] for row in written} == {"coffee", "tea"}
+
+
+def shown(text):
+    """The rows of each table that the notebook shows, between the lines of its frame."""
+    assert "messages in the lake: 20" in text
+    tables = re.findall(r"(?:^[+|].*\n)+", text, re.M)
+    return [
+        [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[3:-1]]
+        for table in tables
+    ]

@@ -9,14 +9,18 @@ import threading
 import time
 from collections import Counter
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from batonmq.blocking import BlockingAdmin, BlockingProducer
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError
-from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.options import SinkOptions, TopicOptions
+from batonmq.spark.live.sink import TopicWriter
+from batonmq.spark.live.sink_sender import SinkError
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead
 from lab.cluster.client_writer import ClientWriter
@@ -286,13 +290,13 @@ def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(session, live
     assert len({(row["unique_key"], row["keys"], row["queue_id"]) for row in found}) == 50
 
 
-def test_the_sink_refuses_what_it_cannot_send(session, live_cluster):
+def test_the_sink_refuses_what_it_cannot_send(live_cluster):
     make_topic(live_cluster, "Refusing")
-
-    frame = session.range(1).selectExpr("'x' body", "9 queue_id")
     given = {"nameServers": live_cluster.name_servers, "topic": "Refusing"}
-    with pytest.raises(Exception, match=r"queue_id 9: no such queue; there are Refusing@broker-a"):
-        frame.write.format("batonmq").mode("append").options(**given).save()
+    schema = StructType().add("body", "binary").add("queue_id", "integer")
+    writer = TopicWriter(SinkOptions.from_mapping(given), schema, overwrite=False)
+    with pytest.raises(SinkError, match=r"queue_id 9: no such queue; there are Refusing@broker-a"):
+        writer.write(iter([pa.RecordBatch.from_pylist([{"body": b"x", "queue_id": 9}])]))
     assert rows(live_cluster, "Refusing") == []
 
 

@@ -1,21 +1,24 @@
 """A cluster that takes TLS only, by the options and by a job as mqctl starts it."""
 
-import json
 import os
-import subprocess
-import sys
+from importlib import import_module
+from unittest.mock import patch
 
 import pytest
 
+from batonmq.auth.given import TLS_VARIABLES
 from batonmq.client.errors import NoNameServerError
 from batonmq.runtime.tls import TlsError
 from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.history_feed import HistoryFeed
 from batonmq.spark.live.options import HistoryOptions, SinkOptions, TopicOptions
 from batonmq.spark.live.topic_read import TopicRead
+from batonmq.spark.session import register
 from lab.cluster.up import ClusterProcess
 from tests.spark.spark_session import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 TOPIC = "Locked"
 BODIES = {f"m{number}" for number in range(40)}
 
@@ -39,8 +42,9 @@ def test_a_topic_is_written_and_read(session, cluster, locks):
     given = {"nameServers": cluster.name_servers, "topic": TOPIC, **locks}
     rows = session.createDataFrame([(body,) for body in BODIES], "body string")
     rows.write.format("batonmq").mode("append").options(**given).save()
-    read = session.read.format("batonmq").options(table="topic", columns="body", **given).load()
-    assert {bytes(row.body).decode() for row in read.collect()} == BODIES
+    read = TopicRead(TopicOptions.from_mapping({**given, "columns": "body"}))
+    found = [row for task in read.plan() for batch in read.run(task) for row in batch.to_pylist()]
+    assert {row["body"].decode() for row in found} == BODIES
     plain = {name: value for name, value in given.items() if name not in locks}
     options = TopicOptions.from_mapping({**plain, "operationTimeout": "500ms"})
     with pytest.raises(ClusterError) as refused:
@@ -48,35 +52,47 @@ def test_a_topic_is_written_and_read(session, cluster, locks):
     assert isinstance(refused.value.__cause__, NoNameServerError)
 
 
-def test_the_history_is_streamed(session, cluster, locks, tmp_path):
-    source = {"table": "history", "controllers": ";".join(cluster.controllers), "columns": "kind"}
-    events = session.readStream.format("batonmq").options(**source, **locks).load()
-    kinds = []
-    query = (
-        events.writeStream.option("checkpointLocation", str(tmp_path / "at"))
-        .trigger(availableNow=True)
-        .foreachBatch(lambda batch, _: kinds.extend(row.kind for row in batch.collect()))
-        .start()
-    )
-    query.awaitTermination()
-    assert "elected" in kinds
+def test_the_history_is_read(cluster, locks):
+    given = {"controllers": ";".join(cluster.controllers), **locks}
+    feed = HistoryFeed(HistoryOptions.from_mapping(given))
+    try:
+        start = feed.initial()
+        assert "elected" in {event.kind for event in feed.between(start, feed.next_end(start, 0))}
+    finally:
+        feed.close()
 
 
-def test_mqctl_keeps_the_topic_and_the_history_as_tables(cluster, tmp_path):
-    """The jobs get the certificates of the local cluster with its addresses."""
+@pytest.fixture
+def in_this_process(session, monkeypatch):
+    """A job that mqctl becomes runs here, on the session that is there: no JVM is started."""
+    environment = session.sparkContext.environment
+    before = dict(environment)
+
+    def execve(_, argv, environ):
+        # A JVM that the job starts would inherit them, and hand them to its Python processes.
+        environment.update({name: environ[name] for name in TLS_VARIABLES.values()})
+        with patch.dict(os.environ, environ):
+            import_module(argv[2]).main(argv[3:])
+
+    monkeypatch.setattr(os, "execve", execve)
+    yield
+    environment.clear()
+    environment.update(before)
+    register(session)
+
+
+def test_mqctl_keeps_the_topic_and_the_history_as_tables(request, cluster, tmp_path):
+    """The jobs get the certificates of the local cluster with its addresses. `make soak` starts
+    them as processes."""
+    if not SOAK:
+        request.getfixturevalue("in_this_process")
 
     def told(*words):
         settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
-        done = subprocess.run(
-            [sys.executable, "-m", "batonmq.mqctl.main", *words, "--once", "--json", *settings],
-            env=os.environ | {"BATONMQ_DATA": str(cluster.data_dir)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        run = cluster.mqctl_program if SOAK else cluster.mqctl
+        done = run(*words, "--once", "--json", *settings)
+        assert done.code == 0, done.err
+        return done.json
 
     topic = told("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
     assert topic["total"] == len(BODIES)

@@ -10,7 +10,7 @@ import pytest
 from batonmq.spark.report.epoch_report import epoch_page
 from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED, EpochTables
 from batonmq.spark.steps.sql import ResultTable
-from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
+from tests.spark.browser import assert_stands_alone
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -39,14 +39,6 @@ def page_of(folder, summary):
 
 def tables_of(folder):
     return EpochTables(lambda name: ResultTable(f"{folder}/{name}"), {})
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    need_a_browser()
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +169,37 @@ def test_an_incident_says_its_numbers(browser, incident):
     assert "3.30 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
 
 
+def test_a_story_tells_each_step(browser, incident):
+    browser.show(incident)
+    browser.run("document.querySelectorAll('#failovers td.link a')[1].click()")
+    told = browser.run(
+        "return [...document.querySelectorAll('#stories details[open]')].map((d) => d.innerText)"
+    )
+    (story,) = told
+    assert "broker-a: failover, broker 1 → 2, epoch 2, 480 ms without writes" in story
+    assert "2026-11-21 10:10:00.480 first acknowledgement, 120 ms after the step before" in story
+    assert (
+        "rejoined cut 4 KiB" in story
+        and "mqctl timeline -bn broker-a --since 1795255800000" in story
+    )
+
+
+def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, incident):
+    browser.show(incident)
+    took = (
+        "return [...document.querySelectorAll('#failovers tbody tr')]"
+        ".map((r) => r.cells[7].innerText)"
+    )
+    longest = browser.run(took)
+    click = "document.querySelectorAll('#failovers th button')[7].click()"
+    browser.run(click)
+    assert browser.run(took) == longest == ["3.30 s", "480 ms", "24 ms"]
+    browser.run(click)
+    assert browser.run(took) == longest[::-1]
+    head = "return document.querySelectorAll('#failovers th')[7].getAttribute('aria-sort')"
+    assert browser.run(head) == "ascending"
+
+
 def test_the_changes_that_cost_most_are_listed_with_their_stories(tmp_path):
     made, start = EpochFolder(tmp_path), at("2026-01-05 00:00:00")
     last = 2 * FAILOVERS_LISTED
@@ -194,22 +217,6 @@ def test_the_bars_of_a_change_are_as_long_as_it_took(incident):
         for row, part in zip(trace["y"], trace["x"], strict=True):
             whole[row] += part
     assert whole[:2] == [3_300, 480]
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_it_without_scrolling_sideways(browser, incident, dark):
-    browser.open(incident, width=400, dark=dark)
-    assert browser.run("return document.documentElement.scrollWidth") <= 400
-    ink, paper = browser.run(
-        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
-    )
-    brightness = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (ink, paper)]
-    assert (brightness[0] > brightness[1]) is dark
-    tick = browser.run(
-        "return getComputedStyle(document.querySelector('#masterships .xtick text')).fill"
-    )
-    assert tick == ink
-    assert_stands_alone(browser)
 
 
 def test_no_event_at_all_is_a_page_too(browser, nothing):
@@ -258,6 +265,16 @@ def test_much_is_thinned_and_said_so(browser, bad_year):
     assert len(browser.boxes(BARS)) >= bars
 
 
+def test_each_change_leads_to_its_story(browser, bad_year):
+    browser.show(bad_year)
+    stories = browser.run(
+        "return [...document.querySelectorAll('#failovers td.link a')]"
+        ".map((a) => document.getElementById(decodeURIComponent(a.hash.slice(1))).innerText)"
+    )
+    assert len(stories) == FAILOVERS_LISTED
+    assert EVIL in stories[0] and "unclean election" in stories[0]
+
+
 def test_a_bin_leaves_no_hole_in_the_time_line(bad_year):
     drawn = figures(bad_year)["masterships"]["data"]
     busy = [
@@ -295,46 +312,24 @@ def test_no_day_is_drawn_that_has_not_come_yet(incident):
     assert len(layers["nothing recorded"]["x"]) == 7
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_it_without_scrolling_sideways(browser, incident, dark):
+    browser.open(incident, width=400, dark=dark)
+    assert browser.run("return document.documentElement.scrollWidth") <= 400
+    ink, paper = browser.run(
+        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    )
+    brightness = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (ink, paper)]
+    assert (brightness[0] > brightness[1]) is dark
+    tick = browser.run(
+        "return getComputedStyle(document.querySelector('#masterships .xtick text')).fill"
+    )
+    assert tick == ink
+    assert_stands_alone(browser)
+
+
 def test_what_a_table_holds_is_read_whole_on_a_phone(browser, bad_year):
     browser.open(bad_year, width=390)
     boxes = browser.boxes("caption span")
     assert boxes and all(0 < width < 390 for width, _ in boxes)
     assert browser.run("return document.documentElement.scrollWidth") == 390
-
-
-def test_each_change_leads_to_its_story(browser, bad_year, incident):
-    browser.show(bad_year)
-    stories = browser.run(
-        "return [...document.querySelectorAll('#failovers td.link a')]"
-        ".map((a) => document.getElementById(decodeURIComponent(a.hash.slice(1))).innerText)"
-    )
-    assert len(stories) == FAILOVERS_LISTED
-    assert EVIL in stories[0] and "unclean election" in stories[0]
-    browser.show(incident)
-    browser.run("document.querySelectorAll('#failovers td.link a')[1].click()")
-    told = browser.run(
-        "return [...document.querySelectorAll('#stories details[open]')].map((d) => d.innerText)"
-    )
-    (story,) = told
-    assert "broker-a: failover, broker 1 → 2, epoch 2, 480 ms without writes" in story
-    assert "2026-11-21 10:10:00.480 first acknowledgement, 120 ms after the step before" in story
-    assert (
-        "rejoined cut 4 KiB" in story
-        and "mqctl timeline -bn broker-a --since 1795255800000" in story
-    )
-
-
-def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, incident):
-    browser.show(incident)
-    took = (
-        "return [...document.querySelectorAll('#failovers tbody tr')]"
-        ".map((r) => r.cells[7].innerText)"
-    )
-    longest = browser.run(took)
-    click = "document.querySelectorAll('#failovers th button')[7].click()"
-    browser.run(click)
-    assert browser.run(took) == longest == ["3.30 s", "480 ms", "24 ms"]
-    browser.run(click)
-    assert browser.run(took) == longest[::-1]
-    head = "return document.querySelectorAll('#failovers th')[7].getAttribute('aria-sort')"
-    assert browser.run(head) == "ascending"

@@ -17,7 +17,7 @@ from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine, SparkEngine
-from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
+from tests.spark.browser import assert_stands_alone
 from tests.spark.log_files import LogFiles, write_queue
 
 NOON_MS = 1_795_262_400_000  # 2026-11-21 12:00:00 UTC
@@ -232,43 +232,38 @@ def test_lag_and_the_age_of_what_waits_from_run_to_run(done):
     }
 
 
-def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
-    need_a_browser()
+def test_the_report_is_drawn_and_stands_alone(done, browser):
     out, _ = done
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    try:
-        browser.open(out / "report.html")
-        assert browser.pictures() == [
-            "messages",
-            "bytes",
-            "sizes",
-            "sizes-over-time",
-            "delays",
-            "delays-over-time",
-            "lag-over-time",
-        ]
-        for picture, number in (("messages", 4), ("bytes", 4)):
-            boxes = browser.boxes(f"#{picture} .plot .bars .point path")
-            assert len(boxes) == number, picture
-            assert all(width > 0 and height > 0 for width, height in boxes)
-        for picture, number in (("delays-over-time", 3), ("lag-over-time", 1)):
-            assert len(browser.boxes(f"#{picture} .plot .scatterlayer .js-line")) == number
-        text = browser.text()
-        for said in (
-            f"slow is 20 messages behind on {HOT}",
-            EVIL,
-            "1.5×",
-            "rmq_sys_BATON_METADATA",
-            "All times are UTC",
-            "1 other replica left aside",
-        ):
-            assert said in text, said
-        assert EVIL not in (out / "report.html").read_text()
-        browser.open(out / "report.html", width=400, dark=True)
-        assert browser.run("return document.documentElement.scrollWidth") <= 400
-        assert_stands_alone(browser)
-    finally:
-        browser.close()
+    browser.open(out / "report.html")
+    assert browser.pictures() == [
+        "messages",
+        "bytes",
+        "sizes",
+        "sizes-over-time",
+        "delays",
+        "delays-over-time",
+        "lag-over-time",
+    ]
+    for picture, number in (("messages", 4), ("bytes", 4)):
+        boxes = browser.boxes(f"#{picture} .plot .bars .point path")
+        assert len(boxes) == number, picture
+        assert all(width > 0 and height > 0 for width, height in boxes)
+    for picture, number in (("delays-over-time", 3), ("lag-over-time", 1)):
+        assert len(browser.boxes(f"#{picture} .plot .scatterlayer .js-line")) == number
+    text = browser.text()
+    for said in (
+        f"slow is 20 messages behind on {HOT}",
+        EVIL,
+        "1.5×",
+        "rmq_sys_BATON_METADATA",
+        "All times are UTC",
+        "1 other replica left aside",
+    ):
+        assert said in text, said
+    assert EVIL not in (out / "report.html").read_text()
+    browser.open(out / "report.html", width=400, dark=True)
+    assert browser.run("return document.documentElement.scrollWidth") <= 400
+    assert_stands_alone(browser)
 
 
 def test_an_output_that_holds_something_is_not_overwritten_unasked(done, stores):

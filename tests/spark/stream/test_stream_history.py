@@ -1,4 +1,8 @@
-"""The stream against what the controllers wrote down, with kill -9 on both sides of it."""
+"""The stream against what the controllers wrote down, through failovers and deaths of its driver.
+
+Under `make soak` the driver is a process that is killed with its JVM in the middle of a batch; else
+it fails in this process, between the table's commit and the checkpoint's.
+"""
 
 import json
 import os
@@ -8,16 +12,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from batonmq.spark.jobs import stream_history
+from batonmq.spark.topic_table.history_stream import HistoryPlan, HistoryStream
+from batonmq.spark.topic_table.parquet_table import ParquetTable
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.up import ClusterProcess
+from tests.spark.running_streams import dying
 from tests.spark.spark_session import SMALL
 from tests.spark.stream.history_watch import Leaders, in_files
 
@@ -33,8 +42,8 @@ class Job:
     def __init__(self, cluster: ClusterProcess, output: Path, log: Path) -> None:
         self.output, self.log = output, log
         self.started: list[subprocess.Popen[str]] = []
-        controllers = ";".join(cluster.controllers)
-        self.options = ["--controllers", controllers, "--output", str(output), "--json"]
+        self.controllers = ";".join(cluster.controllers)
+        self.options = ["--controllers", self.controllers, "--output", str(output), "--json"]
         self.argv = [
             *(sys.executable, "-m", "batonmq.spark.jobs.stream_history", "--master", "local[1]"),
             *self.options,
@@ -105,46 +114,61 @@ def job_of(tmp_path: Path) -> Iterator[Callable[[ClusterProcess], Job]]:
                 kill(process)
 
 
-@pytest.mark.process
-def test_each_event_comes_once_through_kills_and_failovers(
-    request: pytest.FixtureRequest, tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
-) -> None:
-    with ClusterProcess(tmp_path / "cluster") as cluster, ThreadPoolExecutor(1) as pool:
-        job, leaders = job_of(cluster), Leaders(cluster)
-        cluster.wait_in_sync(3)
-
-        # killed in the middle of a batch, while the cluster fails over
+@contextmanager
+def killed_driver(job: Job) -> Iterator[None]:
+    """The job as a process, until it was killed in the middle of a batch."""
+    with ThreadPoolExecutor(1) as pool:
         process = job.start()
         job.until(process, "the first rows", job.rows)
-        old = leaders.master()
         killed = pool.submit(job.kill_in_a_batch, process)
+        yield
+        killed.result()
+
+
+@contextmanager
+def dying_driver(job: Job, session: SparkSession) -> Iterator[None]:
+    """The stream in this process, until it failed behind its second commit, that of a failover."""
+    plan = HistoryPlan(controllers=job.controllers, trigger="200 milliseconds")
+    table = ParquetTable(str(job.output))
+    table.open()
+    try:
+        with dying(HistoryStream(table, plan, lambda _: None), session, ParquetTable, last=1):
+            wait_for("the first rows", job.rows, SPARK_S)
+            yield
+    finally:
+        table.close()
+
+
+def test_each_event_comes_once_through_kills_and_failovers(
+    session: SparkSession, live_cluster: ClusterProcess, job_of: Callable[[ClusterProcess], Job]
+) -> None:
+    cluster = live_cluster
+    job, leaders = job_of(cluster), Leaders(cluster)
+    cluster.wait_in_sync(3)
+    with killed_driver(job) if SOAK else dying_driver(job, session):
+        old = leaders.master()
         cluster.kill(old)
         leaders.other_master(old)
-        cluster.restart(old)
-        killed.result()
-        assert job.rows()
+    assert job.rows()
 
-        # with another leading controller
-        process = job.start() if SOAK else None
-        killed = pool.submit(job.kill_in_a_batch, process) if process else killed
+    # with another leading controller
+    with killed_driver(job) if SOAK else nullcontext():
         first = leaders.leader()
         cluster.kill(first)
         leaders.other_leader(first)
-        cluster.restart(first)
-        killed.result()
 
-        # what is left
-        cluster.wait_in_sync(3)
-        written = in_files(cluster)
-        request.getfixturevalue("session")  # the job takes it: no other JVM is started
-        done = CliRunner().invoke(stream_history.main, [*job.options, "--available-now"])
-        assert done.exit_code == 0, done.output
-        told = json.loads(done.stdout)
-        events = {name: json.loads(line) for name, line in in_files(cluster).items()}
-
+    # what is left
+    cluster.wait_in_sync(3)
+    written = in_files(cluster)
+    # the job takes the session of the tests: no other JVM is started
+    done = CliRunner().invoke(stream_history.main, [*job.options, "--available-now"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    events = {name: json.loads(line) for name, line in in_files(cluster).items()}
     rows = job.rows()
     assert told["total"] == len(rows)
     assert told["events"] > 0
+    assert told["repeats"] > 0 or SOAK, "the batch of the driver that died"
     names = [(row["log"], row["raft_index"], row["part"]) for row in rows]
     assert len(set(names)) == len(names) and written.keys() <= set(names)
     for row, name in zip(rows, names, strict=True):

@@ -154,7 +154,8 @@ def queries(tmp_path, monkeypatch):
 
 
 def test_an_outage_of_the_cluster_is_a_pause(queries):
-    down = [Query(error=failed(OUTAGE)) for _ in range(3)]
+    untraced = f"[SOURCE] Failed when Python streaming data source perform latestOffset: {OUTAGE}"
+    down = [Query(error=failed(text)) for text in (OUTAGE, OUTAGE, untraced)]
     stream, told, left = queries(*down, Query(looks=2))
     stream.counts.batches = 1
     stream.run(None, threading.Event())

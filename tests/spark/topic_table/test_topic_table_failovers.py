@@ -14,7 +14,6 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import deltalake
 import pytest
@@ -27,8 +26,9 @@ from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.jobs import message_audit, topic_table
 from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
-from lab.cluster.up import ClusterProcess
+from lab.cluster.up import ClusterProcess, rounds
 from lab.cluster.writer import WriterThread, wait_acks
+from tests.spark.running_streams import PATIENCE_S, dying, running
 from tests.spark.spark_session import SMALL
 from tests.spark.topic_table.table_runs import Runs
 
@@ -44,7 +44,8 @@ LATE = 300
 LAST = 2
 """The last batch of the driver that dies."""
 PAGE = (Path(__file__).parents[3] / "docs/spark-tables.md").read_text()
-PATIENCE_S = 240.0
+FAILOVERS = rounds(1, 2), rounds(2, 3)
+"""While the first driver runs, and while its successor does."""
 
 
 @pytest.fixture(scope="module")
@@ -136,50 +137,6 @@ def killed_driver(cluster, runs):
             driver.wait()
 
 
-class Died(Exception):
-    """The driver, in this process."""
-
-
-@contextmanager
-def failing_driver(stream, session):
-    """The stream in this process, until it has failed after the commit of its last batch."""
-    commit = DeltaTopicTable.commit
-
-    def commit_and_die(self, files, state):
-        commit(self, files, state)
-        if state.batch == LAST:
-            raise Died
-
-    with (
-        patch.object(DeltaTopicTable, "commit", commit_and_die),
-        running(stream, session, ends_with=Died) as thread,
-    ):
-        yield
-        wait_for("the driver's death", lambda: not thread.is_alive(), PATIENCE_S)
-
-
-@contextmanager
-def running(stream, session, ends_with=None):
-    """The stream in this process, until the block ends. `ends_with`: an error that it raises."""
-    stopping, failed = threading.Event(), []
-
-    def run():
-        try:
-            stream.run(session, stopping)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stopping.set()
-        thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "the stream hangs"
-    assert [type(error) for error in failed] == [ends_with] * bool(ends_with), failed
-
-
 def rows_in(runs):
     if not deltalake.DeltaTable.is_deltatable(str(runs.folder / "t")):
         return 0
@@ -192,17 +149,20 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("lake"))
 
 
-def test_five_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, cluster, runs):
+def test_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, cluster, runs):
     def stream(**more):
         return runs.run(name_servers=cluster.name_servers, trigger="500 milliseconds", **more)
 
+    def first_driver():
+        return dying(stream(), session, DeltaTopicTable, LAST)
+
     with OrderWriter(cluster.name_servers) as writer:
-        with killed_driver(cluster, runs) if SOAK else failing_driver(stream(), session):
+        with killed_driver(cluster, runs) if SOAK else first_driver():
             wait_for("rows in the table", lambda: rows_in(runs) > 0, PATIENCE_S)
-            fail_over(cluster, writer, 2)
+            fail_over(cluster, writer, FAILOVERS[0])
         assert runs.table().state().batch == LAST
         with running(stream(compact_s=3), session):
-            fail_over(cluster, writer, 3)
+            fail_over(cluster, writer, FAILOVERS[1])
             wait_acks(writer, max(1, LATE + QUEUES - len(writer.acks)), PATIENCE_S)
             writer.stop()
             acked = len(writer.bodies)
@@ -226,7 +186,7 @@ def test_five_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, 
     for queue in range(QUEUES):
         offsets = [offset for at, offset in found if at == queue]
         assert sorted(offsets) == list(range(len(offsets)))
-    assert len({row["_epoch"] for row in rows}) >= 6
+    assert len({row["_epoch"] for row in rows}) > sum(FAILOVERS)
     assert any(row["_error"] for row in rows) and any(row.get("coupon") for row in rows)
 
 
