@@ -14,6 +14,7 @@ from typing import Any, Final
 from batonmq.spark.history.history_findings import moment
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.report.epoch_tables import EpochTables
+from batonmq.spark.report.quantities import duration_text
 from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
 from batonmq.spark.steps.result_folder import own_version
 
@@ -95,9 +96,10 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     ]
     for group in summary["groups"]:
         still = ", and still without a master" if group["open"] else ""
+        lost = duration_text(group["unavailable_ms"])
         printed.append(
             f"{group['group']}: {group['masters']} masters, {group['failovers']} changes, "
-            f"{_span(group['unavailable_ms'])} without writes in {group['outages']} outages{still}"
+            f"{lost} without writes in {group['outages']} outages{still}"
         )
     if summary["groups_total"] > len(summary["groups"]):
         printed.append(f"... and {summary['groups_total'] - len(summary['groups'])} groups more")
@@ -105,7 +107,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         printed.append("the longest:")
     printed += [
         f"  {worst['detected_at'] or '?'} {worst['group']} epoch {worst['master_epoch']}: "
-        f"{_span(worst['without_writes_ms'])}, {worst['kind']}: {worst['how']}"
+        f"{duration_text(worst['without_writes_ms'])}, {worst['kind']}: {worst['how']}"
         for worst in summary["worst_failovers"]
     ]
     found = summary["findings"]
@@ -118,7 +120,3 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         for each in summary["first_findings"]
     ]
     return printed
-
-
-def _span(ms: int) -> str:
-    return f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"

@@ -1,15 +1,5 @@
 """What all jobs share: options of the session, progress, results, exit codes.
 
-A job is a click command of its own options under `@job_options`; its function gets a `Job` first:
-
-    @click.command(cls=JobCommand, epilog=EXIT_CODES)
-    @job_options
-    @click.option("--output", required=True, help="...")
-    def main(job: Job, output: str) -> None:
-        with job.session("topic_stats") as spark, job.progress.step("reading the log"):
-            ...
-        job.result({"messages": 3}, ["3 messages"])
-
 Exit codes: 0 done; 1 done, and what the job looks for was found (lost messages, findings); 2 wrong
 usage or input; 3 it failed on the way.
 """

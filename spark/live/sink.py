@@ -49,7 +49,7 @@ class Sent(WriterCommitMessage):
     messages: int
 
 
-class _Writes:
+class _SinkWrites:
     """What batches and streams have in common; a batch has the number 0."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
@@ -82,7 +82,7 @@ class _Writes:
         )
 
 
-class TopicWriter(_Writes, DataSourceArrowWriter):
+class TopicWriter(_SinkWrites, DataSourceArrowWriter):
     """A batch write. Its keys begin with an id that is new for each write."""
 
     @sentences()
@@ -90,7 +90,7 @@ class TopicWriter(_Writes, DataSourceArrowWriter):
         return uvloop.run(_send(self._options, self._job, 0, iterator))
 
 
-class TopicStreamWriter(_Writes, DataSourceStreamArrowWriter):
+class TopicStreamWriter(_SinkWrites, DataSourceStreamArrowWriter):
     """A stream's writes. Its keys begin with the query's id, which a restart keeps."""
 
     @sentences()

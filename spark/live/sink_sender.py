@@ -153,7 +153,7 @@ def row_of(number: int, prefix: str, values: Mapping[str, Any], topic: str) -> R
 
 
 @dataclass(slots=True)
-class _Lane:
+class _QueueLane:
     """Rows that go the same way. `queue` None: any of the topic's, in no order."""
 
     queue: MessageQueue | None
@@ -173,7 +173,7 @@ class SinkSender:
         self._acknowledged = acknowledged
         self._client = ClientInstance(list(options.name_servers), options.access.client_options())
         self._producer = Producer(options.group, client=self._client)
-        self._lanes: dict[tuple[str, MessageQueue | None], _Lane] = {}
+        self._lanes: dict[tuple[str, MessageQueue | None], _QueueLane] = {}
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._room = asyncio.Semaphore(options.in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +194,7 @@ class SinkSender:
         """Takes rows to send; waits while too much is under way. Raises what failed so far."""
         for row in rows:
             queue = await self._queue_of(row)
-            lane = self._lanes.setdefault((row.message.topic, queue), _Lane(queue))
+            lane = self._lanes.setdefault((row.message.topic, queue), _QueueLane(queue))
             size_bytes = row.size_bytes
             full = len(lane.waiting) >= self._options.batch_messages
             if full or (lane.waiting and lane.size_bytes + size_bytes > self._options.batch_bytes):
@@ -211,7 +211,7 @@ class SinkSender:
         if self._error is not None:
             raise self._error
 
-    async def _flush(self, lane: _Lane) -> None:
+    async def _flush(self, lane: _QueueLane) -> None:
         await self._room.acquire()
         if self._error is not None:
             self._room.release()

@@ -216,14 +216,16 @@ class HadoopFiles(fs.FileSystemHandler):
         uri = f"{self._root}{path}"
         with _named(uri):
             size = self._fs.getFileStatus(self._at(path)).getLen()
-            return pa.PythonFile(_Reader(uri, self._fs.open(self._at(path)), int(size)), mode="r")
+            return pa.PythonFile(
+                _JavaReader(uri, self._fs.open(self._at(path)), int(size)), mode="r"
+            )
 
     open_input_stream = open_input_file
 
     def open_output_stream(self, path: str, metadata: Mapping[str, str]) -> pa.NativeFile:
         uri = f"{self._root}{path}"
         with _named(uri):
-            return pa.PythonFile(_Writer(uri, self._fs.create(self._at(path), True)), mode="w")
+            return pa.PythonFile(_JavaWriter(uri, self._fs.create(self._at(path), True)), mode="w")
 
     def create_dir(self, path: str, recursive: bool) -> None:
         self._done(path, self._fs.mkdirs)
@@ -251,7 +253,7 @@ class HadoopFiles(fs.FileSystemHandler):
     delete_dir_contents = delete_root_dir_contents = copy_file = open_append_stream = _refuse
 
 
-class _Stream:
+class _JavaStream:
     """A stream of Java as a file of Python."""
 
     def __init__(self, uri: str, stream: Any) -> None:
@@ -268,7 +270,7 @@ class _Stream:
         """What a close does."""
 
 
-class _Reader(_Stream):
+class _JavaReader(_JavaStream):
     def __init__(self, uri: str, stream: Any, size: int) -> None:
         super().__init__(uri, stream)
         self._size, self._position = size, 0
@@ -292,7 +294,7 @@ class _Reader(_Stream):
         return memoryview(held).tobytes()
 
 
-class _Writer(_Stream):
+class _JavaWriter(_JavaStream):
     def write(self, data: bytes) -> int:
         import jpype
 

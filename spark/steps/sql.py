@@ -169,7 +169,7 @@ class ResultTable:
         return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
 
 
-class _Writes:
+class _BothEngines:
     """What engines have in common. Use one as a context."""
 
     def __enter__(self) -> Self:
@@ -305,7 +305,7 @@ def _write_iceberg(rows: pa.Table, table: ResultTable) -> None:
         change.overwrite(rows, And(AlwaysTrue(), AlwaysTrue(), *only))
 
 
-class DuckEngine(_Writes):
+class DuckEngine(_BothEngines):
     """DuckDB in this process: views by name, queries over them, and tables written from queries."""
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class DuckEngine(_Writes):
         return self._db.sql(query).to_arrow_table()
 
 
-class SparkEngine(_Writes):
+class SparkEngine(_BothEngines):
     """A session of Spark; its methods do what those of DuckEngine do."""
 
     def __init__(self, session: SparkSession) -> None:

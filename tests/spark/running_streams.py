@@ -1,12 +1,33 @@
 """Streams into tables that run in this process, on the session of the tests, and their end."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from lab.cluster.processes import wait_for
 
+SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 PATIENCE_S = 240.0
+# A job that dies with its JVM between the commit of a batch in its table and the checkpoint's.
+DYING = """
+import os, signal
+from {job} import main
+from {module} import {table} as Table
+
+commit = Table.commit
+
+def commit_and_die(self, rows, state):
+    commit(self, rows, state)
+    if state.batch == {last}:
+        os.killpg(0, signal.SIGKILL)
+
+Table.commit = commit_and_die
+main()
+"""
 
 
 class Died(Exception):
@@ -14,9 +35,23 @@ class Died(Exception):
 
 
 @contextmanager
-def dying(stream, session, table, last):
-    """The stream, until it has failed between the commit of batch `last` in its table, of that
-    class, and the checkpoint's."""
+def dying(stream, session, last, job, arguments):
+    """A driver, until it has died behind the commit of batch `last`: the stream fails in this
+    process; under `make soak` the job is a process with these arguments, and is killed."""
+    table = type(stream._table)
+    if SOAK:
+        text = DYING.format(
+            job=job.__name__, module=table.__module__, table=table.__name__, last=last
+        )
+        driver = subprocess.Popen([sys.executable, "-c", text, *arguments], start_new_session=True)
+        try:
+            yield
+            assert driver.wait(PATIENCE_S) == -signal.SIGKILL
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
+        return
     commit = table.commit
 
     def commit_and_die(self, rows, state):

@@ -17,7 +17,6 @@ SETTINGS = SMALL | {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
-    "spark.connect.grpc.binding.port": "0",
     # A Python process may take long to start while the machine has other work.
     "spark.python.authenticate.socketTimeout": "120s",
 }

@@ -77,12 +77,6 @@ def test_columns_equal_the_plain_decoder(messages):
     assert [row_of(row) for row in rows] == [plain_row(data, at) for at in starts]
 
 
-def test_a_time_that_no_timestamp_can_hold_is_null():
-    data = message(0, born_timestamp=2**63 - 1, store_timestamp=-(2**63))
-    _, (row,) = rows_of(data)
-    assert (row["born_at"], row["store_at"]) == (None, None)
-
-
 class Small:
     """Search windows of a few bytes, so that small logs are cut by them."""
 
@@ -174,15 +168,6 @@ def test_any_split_and_window_yields_every_record_and_every_damage_once(tmp_path
     assert [row["physical_offset"] for row in rows] == starts
     assert [row_of(row) for row in rows] == [plain_row(data, at - start) for at in starts]
     assert found == damaged
-
-
-def test_a_record_that_the_confirmed_end_cuts_is_not_there(log_files):
-    log_files.add(number=0)
-    second = log_files.add(number=1)
-    log_files.save()
-    path = str(log_files.root / "commitlog" / f"{0:020d}")
-    rows, damaged = read_ranges(path, 0, 8192, second + 5, [], 1000)
-    assert len(rows) == 1 and damaged == []
 
 
 def test_a_size_across_the_confirmed_end_is_told_once_wherever_a_range_begins(log_files):

@@ -154,16 +154,6 @@ def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
     assert [row["queue_offset"] for row in rows] == wanted
 
 
-def test_a_range_whose_file_became_too_short_counts_what_it_leaves_out(four):
-    path, _ = four
-    work = Read(ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"}))
-    first = work.plan()[0]
-    with file_of(path, 0).open("r+b") as file:
-        file.truncate(100)
-    (row,) = [row for batch in work.run(first) for row in batch.to_pylist()]
-    assert (row["corrupt"]["offset"], row["corrupt"]["bytes"]) == (0, 8192)
-
-
 def test_a_checkpoint_with_an_impossible_offset_is_none(log_files):
     log_files.add()
     path = log_files.save(confirm=-5)

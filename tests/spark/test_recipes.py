@@ -77,16 +77,12 @@ def test_in_spark_by_name(history, session):
     assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0
 
 
-@pytest.mark.timeout(300)
-def test_through_spark_connect(session):
-    """From a process of its own, which has sessions of that kind only; the server is in our JVM."""
+@pytest.mark.timeout(300)  # a server starts
+def test_through_spark_connect():
+    """In a process of its own: one process has sessions of one kind only."""
     need_packages("pandas", "grpc_status", "zstandard")
-    service = session._jvm.org.apache.spark.sql.connect.service.SparkConnectService
-    service.start(session.sparkContext._jsc.sc())
     (text,) = [text for _, needs, text in BLOCKS if needs == "connect"]
-    program = f"STORES = {STORES!r}\n" + text.replace(
-        "spark-server:15002", f"127.0.0.1:{service.localPort()}"
-    )
+    program = f"STORES = {STORES!r}\n" + text.replace("sc://spark-server:15002", "local[1]")
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nspark.stop()"],
         cwd=ROOT, env={**os.environ, "PYSPARK_PYTHON": sys.executable},

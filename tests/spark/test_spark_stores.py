@@ -253,8 +253,9 @@ def test_a_missing_or_shortened_file_is_named(damaged):
     plan = work.plan()
     with files[0].open("r+b") as file:
         file.truncate(100)
-    rows = [row for batch in work.run(plan[0]) for row in batch.to_pylist()]
-    assert "100 bytes where 8192 were listed" in rows[0]["corrupt"]["reason"]
+    (row,) = [row for batch in work.run(plan[0]) for row in batch.to_pylist()]
+    assert "100 bytes where 8192 were listed" in row["corrupt"]["reason"]
+    assert (row["corrupt"]["offset"], row["corrupt"]["bytes"]) == (0, 8192)
     files[1].unlink()
     with pytest.raises(FileNotFoundError, match=files[1].name):
         list(work.run(plan[1]))

@@ -1,18 +1,11 @@
 """A topic of a real cluster as a table, through failovers and the death of the stream's driver.
 
-The table is held against what was acknowledged, row by row, and against the brokers' logs. Under
-`make soak` the driver is a process that is killed with its JVM; else it fails in this process, at
-the same place: between the table's commit and the checkpoint's.
+The table is held against what was acknowledged, row by row, and against the brokers' logs.
 """
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import deltalake
@@ -24,7 +17,6 @@ from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.jobs import message_audit, topic_table
-from batonmq.spark.topic_table.table_formats import DeltaTopicTable
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess, rounds
 from lab.cluster.writer import WriterThread, wait_acks
@@ -36,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 TOPIC = "Orders"
 QUEUES = 3
 LATE = 300
@@ -100,41 +91,9 @@ def fail_over(cluster, writer, times):
         wait_acks(writer, 20, PATIENCE_S)
 
 
-# The job, whose driver is killed with its JVM between the table's commit and the checkpoint's.
-DYING = f"""
-import os, signal
-from batonmq.spark.jobs import topic_table
-from batonmq.spark.topic_table.table_formats import DeltaTopicTable
-
-commit = DeltaTopicTable.commit
-
-def commit_and_die(self, files, state):
-    commit(self, files, state)
-    if state.batch == {LAST}:
-        os.killpg(0, signal.SIGKILL)
-
-DeltaTopicTable.commit = commit_and_die
-topic_table.main()
-"""
-
-
 def arguments(cluster, table):
     settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
     return [TOPIC, "--to", str(table), "--name-servers", cluster.name_servers, *settings]
-
-
-@contextmanager
-def killed_driver(cluster, runs):
-    """The job as a process, until it has killed itself."""
-    given = [*arguments(cluster, runs.folder / "t"), "--trigger", "500ms"]
-    driver = subprocess.Popen([sys.executable, "-c", DYING, *given], start_new_session=True)
-    try:
-        yield
-        assert driver.wait(PATIENCE_S) == -signal.SIGKILL
-    finally:
-        if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
 
 
 def rows_in(runs):
@@ -153,11 +112,9 @@ def test_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, clust
     def stream(**more):
         return runs.run(name_servers=cluster.name_servers, trigger="500 milliseconds", **more)
 
-    def first_driver():
-        return dying(stream(), session, DeltaTopicTable, LAST)
-
     with OrderWriter(cluster.name_servers) as writer:
-        with killed_driver(cluster, runs) if SOAK else first_driver():
+        often = [*arguments(cluster, runs.folder / "t"), "--trigger", "500ms"]
+        with dying(stream(), session, LAST, topic_table, often):
             wait_for("rows in the table", lambda: rows_in(runs) > 0, PATIENCE_S)
             fail_over(cluster, writer, FAILOVERS[0])
         assert runs.table().state().batch == LAST
