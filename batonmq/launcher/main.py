@@ -52,6 +52,13 @@ def _begin_to_load() -> ForkServer:
     return fork_server
 
 
+def _check_watchdog(seconds: float) -> None:
+    if seconds != 0 and not LEAST_WATCHDOG_S <= seconds < math.inf:
+        raise click.UsageError(
+            f"--watchdog is {seconds:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
+        )
+
+
 def _failed(command: str, error: StartError) -> int:
     """Says why it ended; gives the exit code."""
     click.echo(f"batonmq {command}: {error}", err=True)
@@ -149,6 +156,7 @@ def up(
     A folder keeps its size, ports and settings; a new one has those in []. `mqctl up` changes it
     while it runs. DIR/cluster.json has addresses, pids and roles for scripts."""
     _need_server_extra()
+    _check_watchdog(watchdog)
     # First: it loads beside the imports below.
     fork_server = _begin_to_load()
     import uvloop
@@ -158,10 +166,6 @@ def up(
     from batonmq.launcher.up import run_up
     from batonmq.runtime import disk
 
-    if watchdog != 0 and not LEAST_WATCHDOG_S <= watchdog < math.inf:
-        raise click.UsageError(
-            f"--watchdog is {watchdog:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
-        )
     try:
         layout = plan(
             data,
