@@ -60,7 +60,7 @@ def popped_share(
         return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
     index = place_of(client_ids, own_id)
     # The client's heartbeat may not have come yet: it asks again.
-    if index is None or not queues:
+    if index is None:
         return set()
     if len(client_ids) > len(queues):
         return {queues[index % len(queues)]}

@@ -198,18 +198,21 @@ def test_what_is_no_entry_is_refused_by_name(bad: PolicyEntry) -> None:
         user_with(bad)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        entry("Topic:" + "a" * 400),
-        entry("Topic:a", ips=",".join(["10.0.0.1"] * 65)),
-    ],
-)
-def test_an_entry_has_a_size(bad: PolicyEntry) -> None:
+def test_an_entry_has_a_size() -> None:
     """A user with all its entries is one record of the log."""
-    with pytest.raises(BrokerRefusal, match="most") as caught:
-        user_with(bad)
-    assert len(caught.value.remark) < 300
+    largest = entry("Topic:" + "a" * 294, ips=",".join(["10.0.0.1"] * 64))
+    user = user_with(largest)
+    for bad in (
+        entry(largest.resource + "a"),
+        entry("Topic:a", ips=",".join(["10.0.0.1"] * 65)),
+    ):
+        with pytest.raises(BrokerRefusal, match="most") as caught:
+            user_with(bad)
+        assert len(caught.value.remark) < 300
+    many = [entry(f"Topic:{number}") for number in range(1023)]
+    full = merged(user, AclInfo(policies=[PolicyInfo(entries=many)]))
+    with pytest.raises(BrokerRefusal, match="at most 1024 entries"):
+        merged(full, AclInfo(policies=[PolicyInfo(entries=[entry("Group:g")])]))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "..", "é", "x" * 129])
@@ -217,6 +220,11 @@ def test_names_that_no_client_could_use(name: str) -> None:
     with pytest.raises(BrokerRefusal) as caught:
         check_user(User(username=name, password="hidden-secret"))
     assert "hidden" not in str(caught.value)
+    longest = User(username="x" * 128, password="p" * 128)
+    assert check_user(longest) == longest
+    for secrets in ({"password": "p" * 129}, {"next_password": "p" * 129}, {"password": ""}):
+        with pytest.raises(BrokerRefusal, match="1 to 128 characters"):
+            check_user(msgspec.structs.replace(longest, **secrets))
 
 
 def ask(code: int, body: object = None, **ext: str) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from batonmq.broker.pop import ack_processor
 from batonmq.broker.pop.ack_processor import (
     BIT_SET_BYTES_MAX,
+    ENTRIES_MAX,
     OFFSETS_MAX,
     AckProcessor,
 )
@@ -24,23 +25,28 @@ def batch(bit_set: bytes, count: int) -> RemotingCommand:
     return RemotingCommand.request(RequestCode.BATCH_ACK_MESSAGE, body=body)
 
 
-@pytest.mark.parametrize("size, count", [(BIT_SET_BYTES_MAX, 100), (BIT_SET_BYTES_MAX, 700)])
-def test_r58_a_batch_of_acks_is_counted_before_it_is_unfolded(size, count):
-    processor = AckProcessor.__new__(AckProcessor)
-    processor._service, processor._topics = Mock(), Mock()
-    request = batch(b"\xff" * size, count)
-    unfolded: list[int] = []
-    positions = ack_processor._positions
-
-    def noted(bits: int) -> list[int]:
-        unfolded.append(bits.bit_count())
-        return positions(bits)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ack_processor, "_positions", noted)
-        with pytest.raises(BrokerRefusal, match=f"more than {OFFSETS_MAX} messages"):
+@pytest.mark.parametrize(
+    "bit_set, count, refused",
+    [
+        (b"\xff" * BIT_SET_BYTES_MAX, 700, f"more than {OFFSETS_MAX} messages"),
+        (b"\xff" * (OFFSETS_MAX // 8) + b"\1", 1, f"more than {OFFSETS_MAX} messages"),
+        (b"\1", ENTRIES_MAX + 1, f"at most {ENTRIES_MAX} are allowed"),
+        (b"\0" * (BIT_SET_BYTES_MAX + 1), 1, f"at most {BIT_SET_BYTES_MAX} are allowed"),
+        (b"\1", ENTRIES_MAX, ""),
+        (b"\0" * BIT_SET_BYTES_MAX, 1, ""),
+    ],
+)
+def test_r58_a_batch_of_acks_is_counted_before_it_is_unfolded(bit_set, count, refused, monkeypatch):
+    processor = AckProcessor(Mock(), Mock(), Mock())
+    request = batch(bit_set, count)
+    unfolded = Mock(side_effect=ack_processor._positions)
+    monkeypatch.setattr(ack_processor, "_positions", unfolded)
+    if refused:
+        with pytest.raises(BrokerRefusal, match=refused):
             processor.batch_ack(request, Mock())
-    assert unfolded == []
+    else:
+        processor.batch_ack(request, Mock())
+    assert unfolded.call_count == (0 if refused else count)
 
 
 def test_r58_the_largest_bit_set_is_unfolded_in_a_pass():

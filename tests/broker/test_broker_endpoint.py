@@ -174,7 +174,10 @@ async def test_group_offsets(rig):
     assert (await rig.ask(15, where | {"commitOffset": "5"})).code == 0
     assert (await rig.ask(14, where)).ext["offset"] == "5"
     assert (await rig.ask(15, where)).code == 29
-    assert b'"T@g":{"0":5}' in (await rig.ask(43)).body
+    for queue_id, code in (("-1", 29), ("65536", 29), ("65535", 0)):
+        commit = where | {"queueId": queue_id, "commitOffset": "0"}
+        assert (await rig.ask(15, commit)).code == code
+    assert b'"T@g":{"0":5,"65535":0}' in (await rig.ask(43)).body
 
 
 async def test_members_are_notified_of_each_other(rig):

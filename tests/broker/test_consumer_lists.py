@@ -10,7 +10,7 @@ import pytest
 from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, until
 
-from batonmq.broker.consume import client_processor
+from batonmq.broker.consume import client_processor, consumer_manager
 from batonmq.broker.consume.client_processor import ConsumerLists
 from batonmq.broker.consume.consumer_manager import (
     MOVING_MS,
@@ -149,7 +149,7 @@ async def test_who_does_not_answer_is_left_out(group, monkeypatch):
     assert await group.listed("a") == ["c1", "c2"]
 
 
-def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins():
+def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins(monkeypatch):
     clients = ConsumerManager()
     sightings = ConsumerSightings(clients)
     sightings.learn(ConsumerSightingsBody(group="g", seen={"old": 30_000, "new": 0}), 100_000)
@@ -163,6 +163,9 @@ def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins():
     assert sightings.client_ids("g", 110_000) == []
     assert not sightings.forget(100_001 + SIGHTING_MS) and len(sightings) == 0
     assert list(sightings.pieces("", 105_000)) == []
+    monkeypatch.setattr(consumer_manager, "SIGHTINGS_MAX", 2)  # R58
+    sightings.learn(ConsumerSightingsBody(group="g", seen=dict.fromkeys("abc", 0)), 110_000)
+    assert sightings.client_ids("g", 110_000) == ["b", "c"]
 
 
 @pytest.mark.counts_turns

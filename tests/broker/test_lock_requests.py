@@ -23,8 +23,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-def lock_body(client: str, group: str = "g") -> bytes:
-    return LockBatchRequestBody(client_id=client, consumer_group=group, mq_set=[QUEUE]).encode()
+def lock_body(client: str, group: str = "g", queues: int = 1) -> bytes:
+    mq_set = [QUEUE] * queues
+    return LockBatchRequestBody(client_id=client, consumer_group=group, mq_set=mq_set).encode()
 
 
 def owned(reply: RemotingCommand) -> list[MessageQueue]:
@@ -109,10 +110,13 @@ async def test_bad_requests_are_refused_by_name(rig):
         (lock_body(""), "clientId"),
         (lock_body("a", ""), "consumerGroup"),
         (b"[", "LockBatchRequestBody"),
+        (lock_body("c" * 1025), "clientId has 1025 characters"),
+        (lock_body("c", queues=10_001), "10001 queues in mqSet"),
     ):
         for code in (41, 42):
             reply = await rig.ask(code, body=body)
             assert reply.code != 0 and named in (reply.remark or "")
+    assert (await rig.ask(42, body=lock_body("c" * 1024, queues=10_000))).code == 0
     assert rig.service.store.max_phy_offset == 0
 
 

@@ -126,8 +126,11 @@ async def test_units_of_a_queue(rig):
     assert (body["minQueueIndex"], body["maxQueueIndex"]) == (0, 3)
     first, second = body["queueData"]
     assert first["physicOffset"] + first["physicSize"] == second["physicOffset"]
-    for wrong, code in (({"queueId": "3"}, 1), ({"count": "0"}, 29), ({"count": "9999"}, 29)):
-        assert (await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, asked | wrong)).code == code
+    counts = [
+        ({"count": count}, 29 * (count in ("0", "1025"))) for count in ["0", "1", "1024", "1025"]
+    ]
+    for other, code in (({"queueId": "3"}, 1), *counts):
+        assert (await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, asked | other)).code == code
     for group, online in (("g", False), ("h", True)):
         if online:
             await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T", group="h").encode())

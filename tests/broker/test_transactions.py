@@ -22,7 +22,7 @@ from lone_broker import (
 )
 
 from batonmq.broker.tables.offset_clamp import OffsetClamp
-from batonmq.broker.transaction import transaction_service
+from batonmq.broker.transaction import producer_check, transaction_service
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
     checked_once_more,
@@ -242,12 +242,16 @@ class Asked:
         assert reply.code == 0
 
 
-def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_have():
+def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_have(monkeypatch):
     """10,000 names of 160 KiB would take 1.6 GB."""
+    monkeypatch.setattr(producer_check, "SENDERS_MAX", 2)
     check, channel = ProducerCheck(Mock(next_producer=lambda _: None), "a", b""), Mock(closed=False)
     for length, known in ((1024, channel), (1025, None)):
         check.sent_half("g" * length, channel)
         assert check.channel("g" * length, "T") is known
+    for group in ("a", "b", "a", "c"):
+        check.sent_half(group, channel)
+    assert [check.channel(group, "T") is channel for group in "abc"] == [False, True, True]
 
 
 async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, clock):

@@ -456,6 +456,29 @@ def test_r50_a_leader_that_hears_no_broker_deposes_none_and_offers_the_lead(new_
     assert env.core.live(NAME, env.now_ms) == ()
 
 
+def test_r59_a_leader_refuses_the_session_of_a_process_that_is_not_registered(new_script):
+    """A follower may not have applied the registration yet."""
+    env, own = Env(new_script), new_process_name().incarnation
+    env.do_start()
+    env.do_close(2)
+    env.do_register(2, own)
+    for gate, refusals in (("open", 1), ("closed", 0)):
+        env.do_gate(gate)
+        env.out.clear()
+        env.do_hello(2, "another")
+        said = f"registered as broker 2 of {NAME} is process {own}, not another"
+        assert "\n".join(env.out).count(said) == refusals
+
+
+def test_r50_a_broker_that_speaks_remoting_is_heard_whatever_session_its_id_has():
+    made = sessions()
+    made.gate_closed()
+    made.remoting_heartbeat(ev.RemotingHeartbeat(NAME, 12, 10_000, LiveBroker(2)), START_MS)
+    for now_ms in range(START_MS, START_MS + 5_000, 50):
+        made.notice_time(now_ms)
+    assert made.hears(NAME, 2, "", now_ms) and not made.hears(NAME, 2, "i2", now_ms)
+
+
 def test_r59_the_registered_process_takes_the_place_of_one_that_is_not():
     """On a follower, which may lag behind a registration: a stranger comes first, while the
     connection of the registered process is broken."""

@@ -534,6 +534,10 @@ async def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> Non
             reply = await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic=topic)
             assert reply.code == 1
         assert set(scene.service.routes.all_topics()) == set(legal)
+        for count, code in ((4096, 0), (4097, 1)):
+            body = TopicRouteData(queue_datas=[queue] * count).encode()
+            reply = await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic="Many")
+            assert reply.code == code and ("Many" in scene.service.routes.all_topics())
 
 
 async def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
@@ -559,6 +563,8 @@ async def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) 
         assert (await scene.ext(update, b"#" * 65_537)).code == 1
         assert (await scene.ext(update, b"enableTopicList=false\n")).code == 0
         assert not scene.service._runtime.current.enable_topic_list
+        asked = await scene.ext(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="DefaultCluster")
+        assert (asked.code, asked.remark) == (1, "disable")
 
 
 @pytest.mark.parametrize("form", ["plain", "compressed"])

@@ -14,7 +14,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
 )
 from batonmq.remoting import connection as connection_module
-from batonmq.remoting import intake
+from batonmq.remoting import intake, pending_requests
 from batonmq.remoting.budget import MEMORY_MAX, UNREAD_MAX
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
@@ -338,6 +338,21 @@ async def test_requests_time_out_each_at_its_own_deadline_under_one_timer() -> N
     link.loop.advance(2.95)
     assert isinstance(slow.exception(), RequestTimeoutError)
     assert link.loop.live_timers == []
+
+
+async def test_deadlines_of_answered_requests_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_requests, "_ANSWERED_MAX", 4)
+    link = Link()
+    waits = link.connection.request(RemotingCommand.request(1), 3000)
+    for opaque in range(2, 100):
+        link.connection.request(RemotingCommand.request(1), 3000)
+        link.receive(encode_frame(RemotingCommand(0, flag=FLAG_RESPONSE, opaque=opaque)))
+    assert len(link.connection._pending) == 1
+    assert len(link.connection._pending._deadlines) <= 2 * 2 + 4
+    link.loop.advance(3.05)
+    assert isinstance(waits.exception(), RequestTimeoutError)
 
 
 async def test_r8_after_a_stall_the_sockets_are_read_before_a_deadline_is_judged() -> None:

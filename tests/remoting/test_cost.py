@@ -83,6 +83,28 @@ def test_r58_a_turn_of_requests_ends_when_its_time_is_over(clock: Clock) -> None
     assert answers == list(range(50))
 
 
+def test_requests_that_wait_for_a_turn_wait_on_while_the_peer_does_not_read(clock: Clock) -> None:
+    handled: list[int] = []
+
+    def slow(cmd: RemotingCommand, _: Connection) -> None:
+        handled.append(cmd.opaque)
+        clock.now_s += 0.001
+
+    processors = Processors()
+    processors.register(28, slow)
+    link = Link(processors)
+    link.receive(b"".join(request(28, n) for n in range(50)))
+    link.connection.pause_writing()
+    before = len(handled)
+    for _ in range(5):
+        link.loop.run_soon()
+    assert 0 < len(handled) == before
+    link.connection.resume_writing()
+    while link.loop.soon:
+        link.loop.run_soon()
+    assert handled == list(range(50))
+
+
 def test_r58_a_step_that_raises_takes_the_turn_from_no_other() -> None:
     def fail() -> None:
         raise ValueError("a bug")
@@ -500,6 +522,21 @@ def test_r58_descriptors_that_run_out_are_noticed_by_their_number(
     assert first.reason and not second.reason
     places.take(Accepted("a:3", 4))
     assert second.reason, "a low number that was just given back makes no place"
+    member, late = Accepted("a:4", 4), Accepted("a:5", 50)
+    places.take(member)
+    places.keep(member)
+    places.take(late)
+    assert late.reason and not member.reason
+
+
+def test_r58_where_all_say_something_one_goes_nevertheless() -> None:
+    places, busy = Places(20), [Accepted(f"a:{number}") for number in range(20)]
+    for each in busy:
+        places.take(each)
+    for each in busy:
+        each.last_active_ms = 5
+    places.take(Accepted("a:20"))
+    assert sum(each.reason != "" for each in busy) == 1 and len(places) == 20
 
 
 @in_a_loop

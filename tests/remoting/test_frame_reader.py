@@ -51,6 +51,19 @@ def test_connections_that_read_into_one_buffer_do_not_disturb_each_other(
     assert found == ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
+def test_r58_pieces_of_a_large_frame_are_put_by() -> None:
+    frame = (0, b"h", bytes(range(256)) * (BUFFER_SIZE // 64))
+    reader, data, found = FrameReader(receive_buffer()), bytes_of(frame), list[Frame]()
+    while data:
+        buffer = reader.get_buffer()
+        n = min(len(buffer), len(data), 1000)
+        buffer[:n], data = data[:n], data[n:]
+        reader.put_by(n)
+        reader.get_buffer()
+        found += reader.received(0)
+    assert found == [frame]
+
+
 def test_an_idle_connection_has_no_buffer_of_its_own() -> None:
     shared = receive_buffer()
     reader = FrameReader(shared)

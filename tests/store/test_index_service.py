@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.tags import java_string_hash
-from batonmq.store import index_batch
+from batonmq.store import index_batch, index_service
 from batonmq.store.file_handles import UNREADABLE, FileHandles
 from batonmq.store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
 from batonmq.store.index_service import IndexService
@@ -397,6 +397,32 @@ def test_a_garbled_header_is_not_believed(tmp_path, header, reason, caplog):
     assert reason in caplog.text
     assert service.end_phy_offset == -1
     service.close()
+
+
+def test_a_header_that_java_has_not_written_yet_is_of_an_empty_file(tmp_path):
+    path = tmp_path / "20260101000000000"
+    path.write_bytes(bytes(file_size(SLOTS, 100)))
+    service = service_at(tmp_path, index_num=100)
+    service.put("T", None, b"k", 100, 1)
+    assert service.query("T", "k", 64).phy_offsets == [100]
+    assert [file.path for file in service._files] == [path]
+    service.close()
+
+
+def test_r45_what_a_full_disk_keeps_out_of_the_files_is_found_newest_first(service):
+    for at in (100, 200, 300, 400):
+        service.put("T", None, b"k", at, at)
+    with failing("pwrite * ENOSPC"):
+        assert service.query("T", "k", 2).phy_offsets == [400, 300]
+        assert service.query("T", "k", 64, 200, 300).phy_offsets == [300, 200]
+    service.close()
+
+
+def test_the_hashes_of_so_many_topics_are_kept(service, monkeypatch):
+    monkeypatch.setattr(index_service, "_TOPIC_HASHES_MAX", 2)
+    for topic in "abc":
+        assert service._topic_hash(topic) == java_string_hash(f"{topic}#")
+    assert list(service._topic_hashes) == ["c"]
 
 
 def test_files_below_the_log_expire_but_the_last_stays(tmp_path):

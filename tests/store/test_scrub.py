@@ -162,6 +162,31 @@ def test_r24_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(
     assert "cannot read" in store.trust.reason and store.trust.damage.offset == 0
 
 
+def test_r24_a_size_that_leads_behind_what_is_confirmed_is_damage(rig, clock, store):
+    rig.put_confirmed(store, b"a" * 80)
+    with rig.segment().open("r+b") as file:
+        file.seek(2)
+        file.write(b"\1")
+    read_all(store)
+    assert store.scrub.found.offset == 0 and store.trust.damage.offset == 0
+
+
+def test_r24_bytes_that_are_right_at_a_second_look_are_no_damage(rig, clock, store, monkeypatch):
+    end, pread = rig.put_confirmed(store, b"a" * 80), disk.pread
+
+    def flipped(fd, size, at):
+        data = bytearray(pread(fd, size, at))
+        data[95] ^= 1
+        return bytes(data)
+
+    with monkeypatch.context() as first:
+        first.setattr(disk, "pread", flipped)
+        store.scrub.step()
+    assert store.scrub.found is None and not store.trust.reason
+    read_all(store)
+    assert store.scrub.bytes_total == end
+
+
 def test_a_record_longer_than_a_slice_is_read_whole(rig, clock):
     store = rig.open_master(mapped_file_size_commit_log=4 << 20)
     long = bytes(2 * SLICE_BYTES)
@@ -170,7 +195,7 @@ def test_a_record_longer_than_a_slice_is_read_whole(rig, clock):
     assert store.scrub.bytes_total == end and not store.trust.reason
 
 
-def test_it_continues_after_a_restart_where_it_was(rig, clock):
+def test_it_continues_after_a_restart_where_it_was(rig, clock, caplog):
     store = rig.open_master(mapped_file_size_commit_log=4 << 20)
     end = rig.put_confirmed(store, *[bytes(100_000)] * 12)
     for _ in range(2):
@@ -199,6 +224,11 @@ def test_it_continues_after_a_restart_where_it_was(rig, clock):
     (rig.root / "scrub").write_text('{"logId":"another log","offset":9,"passedAtMs":0}')
     again.scrub._load()
     assert again.scrub.offset == 0
+    log_id = store.log.log_id
+    for nonsense in ("[", "[]", "{}", f'{{"logId":"{log_id}","offset":"x","passedAtMs":0}}'):
+        (rig.root / "scrub").write_text(nonsense)
+        again.scrub._load()
+    assert again.scrub.offset == 0 and caplog.text.count("scrub_begins_again") == 4
 
 
 async def test_a_rate_of_0_turns_it_off(rig):

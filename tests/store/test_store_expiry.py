@@ -294,6 +294,10 @@ def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, store, mon
     monkeypatch.setattr(disk, "unlink", refuses_the_first)
     assert unlink_segments(leaving := list(segments)) == 0 and leaving == segments
     assert all(segment.path.exists() for segment in segments)
+    monkeypatch.setattr(disk, "unlink", real)
+    segments[0].path.unlink()  # somebody has made space
+    assert unlink_segments(leaving) == segments[1].end_offset
+    assert leaving == [] and not segments[1].path.exists()
 
 
 @pytest.mark.parametrize("recovers", [True, False])
