@@ -21,7 +21,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `admin_processor` | topics 17, 18, 215, 305, 316, 351; groups 200, 207, 225, 352, 353 |
 | `settings_processor` | settings 25, 26; who is connected without TLS 60010 |
 | `user_processor` | users and policies 3001 to 3010; 60006, 60008, 60009 |
-| `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001 |
+| `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001; 354, 355, 2003 |
 | `consume.group_admin` | positions 202, 208, 300, 303, 317, 343; offsets 222, 223, 314 |
 | `consume.group_admin` | members 307, 309 |
 | `consume.connection_processor` | connected clients 203, 204, 328, 345 |

@@ -94,6 +94,9 @@ class AdminProcessor:
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
+        processors.register(RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, _has_none)
+        processors.register(RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON, _has_none)
+        processors.register(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, _has_none)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
@@ -164,23 +167,16 @@ class AdminProcessor:
                 f" {PERM_MAX}: the sum of 4 (read), 2 (write) and 1 (others are created from it)",
             )
         known = self._topics.get(config.topic_name)
-        if known is not None and not is_forced:
-            self._refuse_to_hide(config, known.read_queue_nums)
-
-    def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:
-        """Raises BrokerRefusal if queues with messages would become unreadable. `before`: the
-        number of read queues now."""
-        topic = config.topic_name
-        queries = self._path.store.queries
         wanted = config.read_queue_nums
-        held = [queue for queue in range(wanted, before) if queries.holds_messages(topic, queue)]
-        if held:
+        if known is None or is_forced or wanted >= known.read_queue_nums:
+            return
+        last = self._path.store.queries.last_held(config.topic_name, known.read_queue_nums)
+        if wanted <= last:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {topic}: readQueueNums is {wanted}, but {len(held)} of its queues from"
-                f" {wanted} on hold messages, the last is queue {held[-1]}; no consumer could read"
-                f" them. Allowed are {held[-1] + 1} and more, or force=true (mqctl updateTopic"
-                " --force)",
+                f"topic {config.topic_name}: readQueueNums is {wanted}, but queue {last} holds"
+                f" messages, and no consumer could read them. Allowed are {last + 1} and more, or"
+                " force=true (mqctl updateTopic --force)",
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -337,6 +333,14 @@ class AdminProcessor:
         response = RemotingCommand.response_to(request)
         response.remark = done
         return response
+
+
+def _has_none(request: RemotingCommand, _: Connection) -> RemotingCommand:
+    """The answer about RocksDB (354, 355) and limits of cold reads (2003), of which this broker has
+    none: success, as from a Java broker where they are off."""
+    is_check = request.code == RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS
+    body = b'{"checkResult":"there is no RocksDB here","checkStatus":3}' if is_check else b""
+    return RemotingCommand.response_to(request, body=body)
 
 
 def _queues(request: RemotingCommand, key: str, default: int | None) -> int:

@@ -40,6 +40,7 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
+from batonmq.protocol.numbers import host_and_port, natural_number
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand, decode_frame, encode_frame
 from batonmq.remoting.connection import (
@@ -133,10 +134,11 @@ STOPPING = "this broker is stopping"
 
 def relayed_by(field: str) -> tuple[int, str]:
     """(masterEpoch, the client's "host:port") of a RELAY_FIELD. Raises BrokerRefusal."""
-    epoch, at, client = field.partition("@")
-    if not (at and epoch.isdecimal() and client.rpartition(":")[2].isdecimal()):
-        raise invalid(f"{RELAY_FIELD} is {field!r}, allowed is EPOCH@HOST:PORT")
-    return int(epoch), client
+    text, _, client = field.partition("@")
+    epoch = natural_number(text)
+    if epoch is None or host_and_port(client) is None:
+        raise invalid(f"{RELAY_FIELD} is {field[:64]!r}, allowed is EPOCH@HOST:PORT")
+    return epoch, client
 
 
 def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand:

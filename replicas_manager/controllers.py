@@ -38,7 +38,7 @@ FETCH_AFTER_MS = 100
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionTimes:
     heartbeat_due_ms: int
     answered_ms: int
     sequence: int = 0
@@ -65,7 +65,7 @@ class Controllers:
         self.leader: str | None = None
         self.controller_epoch = 0
         self._timings = timings
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _SessionTimes] = {}
         self._leader_answered_ms = 0
         self._hint = ""
         self._turn = 0
@@ -82,7 +82,7 @@ class Controllers:
         self._leader_answered_ms = now_ms
 
     def opened(self, controller: str, now_ms: int) -> None:
-        self._sessions[controller] = _Session(heartbeat_due_ms=now_ms, answered_ms=now_ms)
+        self._sessions[controller] = _SessionTimes(heartbeat_due_ms=now_ms, answered_ms=now_ms)
 
     def closed(self, controller: str, now_ms: int) -> None:
         self._sessions.pop(controller, None)

@@ -138,7 +138,7 @@ class EpochStored:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimeCame:
     """The time `next_deadline_ms` has come (extra ticks do no harm)."""
 
 
@@ -157,7 +157,7 @@ Event = (
     | NoticeReceived
     | ActionFailed
     | EpochStored
-    | Tick
+    | TimeCame
 )
 
 

@@ -259,7 +259,7 @@ class ReplicasManager:
             self._timer = None
         if deadline_ms is not None and not self._closed:
             delay_s = max(deadline_ms - boot_ms(), 0) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, ev.Tick())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, ev.TimeCame())
 
     def _perform(self, effect: ev.Effect) -> None:
         assert self._state is not None and self._runner is not None

@@ -4,7 +4,7 @@ Each part keeps its own invariants: `role` (R2, R3, R5, R20), `alter` (R11) and 
 class orders them: a newer view ends an open Alter before its effects are returned. The runner first
 stores the epoch of a role change, and reports that (`EpochStored`, R2).
 
-`next_deadline_ms` says when the next `Tick` is due; extra ticks do no harm.
+`next_deadline_ms` says when the next `TimeCame` is due; extra ticks do no harm.
 
 Origin: Java `ReplicasManager` (states, changeBrokerRole); the sessions replace its polling.
 """
@@ -63,7 +63,7 @@ class ReplicasState:
         self.open_alter: OpenAlter | None = None
         """The AlterSyncStateSet of this master without a known outcome."""
         self.next_deadline_ms: int | None = None
-        """When the next `Tick` is due; None if only another event can change anything."""
+        """When the next `TimeCame` is due; None if only another event can change anything."""
         self._learner = learner
         self._java = protocol == "remoting"
         self._suspect = ""
@@ -142,7 +142,7 @@ class ReplicasState:
             case ev.EpochStored(master_epoch):
                 self.current.stored_master_epoch = master_epoch
                 self.controllers.retry_now(now_ms)  # earlier heartbeats named an older epoch
-            case ev.Tick():
+            case ev.TimeCame():
                 pass
             case _:
                 assert_never(event)

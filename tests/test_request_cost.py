@@ -216,6 +216,9 @@ BROKER: dict[int, Callable[[], Case]] = {
     200151: lambda: ({}, _acks()),
     329: lambda: ({}, b""),
     306: lambda: ({}, b""),
+    354: lambda: ({"topic": "T1"}, b""),
+    355: lambda: ({}, b""),
+    2003: lambda: ({}, b""),
     207: lambda: ({"groupName": "everywhere", "cleanOffset": "true"}, b""),
     215: lambda: ({"topic": "wide"}, b""),
     316: lambda: ({}, b""),
@@ -239,6 +242,9 @@ NAMES: dict[int, Callable[[], Case]] = {
     206: lambda: ({}, b""),
     304: lambda: ({}, b""),
     224: lambda: ({"cluster": "C"}, b""),
+    311: lambda: ({}, b""),
+    312: lambda: ({}, b""),
+    313: lambda: ({}, b""),
     217: lambda: ({"topic": "new"}, b'{"queueDatas":[' + b",".join(
         b'{"brokerName":"b%d","perm":6,"readQueueNums":4,"writeQueueNums":4}' % n
         for n in range(GROUPS_AT_ONCE)) + b"]}"),

@@ -346,8 +346,7 @@ async def _register(world: World) -> None:
     for ask in (
         names.all_topics,
         names.topics_by_cluster,
-        names.wipe_write_perm,
-        names.add_write_perm,
+        names.change_write_perm,
     ):
         reply = await ask(RemotingCommand.request(0, fields), world.channel)  # type: ignore[arg-type]
         assert reply.code == 0 and (reply.body or reply.ext)

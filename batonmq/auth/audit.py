@@ -47,7 +47,7 @@ class AuditLog:
         file.open_now()
         file.setFormatter(logging.Formatter("%(message)s"))
         waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING_MAX)
-        self._lines.addHandler(_Waiting(waiting))
+        self._lines.addHandler(_WaitingLines(waiting))
         self._listener = QueueListener(waiting, file)
         self._listener.start()
 
@@ -136,7 +136,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-class _Waiting(QueueHandler):
+class _WaitingLines(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             self.queue.put_nowait(record)

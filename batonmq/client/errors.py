@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from batonmq.protocol.codes import request_name
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime.words import counted
 
 SHOWN = 4
 """How many of its last attempts the text of a failed send shows."""
@@ -145,8 +146,8 @@ class SendFailedError(ClientError):
         # A failover takes many tries, most of which say the same.
         tries = "; ".join(dict.fromkeys(map(str, self.attempts[-SHOWN:])))
         text = (
-            f"send to topic {topic} not acknowledged after {len(self.attempts)} attempts "
-            f"in {elapsed_ms} ms"
+            f"send to topic {topic} not acknowledged after"
+            f" {counted(len(self.attempts), 'attempt')} in {elapsed_ms} ms"
         )
         if tries:
             text += f" (last: {tries})"

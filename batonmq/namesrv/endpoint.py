@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from itertools import count, islice
-from operator import attrgetter, eq
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from itertools import islice
 from typing import Final
-
-from msgspec.structs import replace
 
 from batonmq.auth.guard import Guard
 from batonmq.auth.policy import UserWrapper
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
+from batonmq.namesrv.registered_topics import drop_odd_topics, drop_what_no_route_shows, parts_of
 from batonmq.namesrv.state import (
     BrokerRegistration,
     MinIdChange,
@@ -32,18 +31,23 @@ from batonmq.namesrv.state import (
 from batonmq.namesrv.topics import Parts, listed
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
+    ClusterInfo,
     DataVersion,
     GetBrokerMemberGroupResponseBody,
     KVTable,
-    TopicConfig,
     TopicList,
     TopicRouteData,
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.json_body import encode_json
+from batonmq.protocol.json_body import Body, encoded_pieces
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
-from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, first_problem, odd_topics, text_problem
+from batonmq.protocol.topic_name import (
+    TOPIC_LENGTH_MAX,
+    TOPIC_QUEUES_MAX,
+    first_problem,
+    odd_topics,
+)
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.runtime_settings import RuntimeSettings
@@ -54,20 +58,15 @@ log = logging.getLogger(__name__)
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """The namespace with the queues of globally ordered topics: `broker-a:4;broker-b:4`."""
 SCAN_SLICE = 64
-_NO_ATTRIBUTES: Final[dict[str, str]] = {}
-_FILTER_TYPES: Final = frozenset({"", "SINGLE_TAG", "MULTI_TAG"})
-_FILTER_SERVERS_MAX: Final = 16
-TOPICS_AT_ONCE: Final = 8192  # of one registration, in one turn of the loop: about 8 ms
+TOPIC_PIECES_AT_ONCE: Final = 8  # of a list of topics, in one turn
 ROUTED_AT_ONCE: Final = 128  # groups of a topic's route, in one turn: about 4 ms
 GROUPS_AT_ONCE: Final = 4096
 """Groups to which one request (REGISTER_TOPIC_IN_NAMESRV, 217) gives a topic."""
-_REFUSED: Final = {
-    RegisterOutcome.FAILED: "register broker failed",
-    RegisterOutcome.OVERTAKEN: "the broker was removed, or registered again, in between",
-    RegisterOutcome.CROWDED: "too many are registered",
+_UNIT_FLAGS: Final = {  # the bits of topicSysFlag to look at, and those of them that are set
+    RequestCode.GET_UNIT_TOPIC_LIST: (1, 1),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (2, 2),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (3, 2),
 }
-_passing: Final = count(-1, -1)
-"""Counters of made-up data versions (`_parts`): those of brokers are not negative."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -107,8 +106,8 @@ class NamesrvEndpoint:
             (RequestCode.GET_BROKER_MEMBER_GROUP, self.member_group),
             (RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route),
             (RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info),
-            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm),
-            (RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm),
+            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.change_write_perm),
+            (RequestCode.ADD_WRITE_PERM_OF_BROKER, self.change_write_perm),
             (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics),
             (RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster),
             (RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics),
@@ -118,6 +117,8 @@ class NamesrvEndpoint:
             (RequestCode.GET_NAMESRV_CONFIG, self.get_config),
         ):
             processors.register(code, handler)
+        for code in _UNIT_FLAGS:
+            processors.register(code, self.unit_topics)
         if self._guard is not None:
             processors.register(RequestCode.BATON_PUT_USERS, self.put_users)
             processors.register(RequestCode.BATON_WHO_AM_I, self._guard.who_am_i)
@@ -205,7 +206,7 @@ class NamesrvEndpoint:
         except RemoteProtocolError as error:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         parts = Parts(is_new=self._is_new(request, body))
-        for part in _parts(body, parts):
+        for part in parts_of(body, parts):
             if connection.closed:  # its close was handled: what is registered now would stay
                 return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
             reply = self._register(request, connection, part, parts)
@@ -232,14 +233,17 @@ class NamesrvEndpoint:
         parts: Parts | None = None,
     ) -> RemotingCommand:
         registration = _header_of(request, connection, parts)
-        _drop_odd_topics(registration, body)
-        _drop_what_no_route_shows(body)
+        drop_odd_topics(registration.broker_name, body)
+        drop_what_no_route_shows(body)
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
         self._after_change()
-        _log_crowded_out(self._routes)
-        if registered.outcome in _REFUSED:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, _REFUSED[registered.outcome])
+        lost, self._routes.crowded_out = self._routes.crowded_out, []
+        if lost:
+            why = "above routeEntriesMax"
+            log.warning("broker_groups_lost count=%d first=%s reason=%r", len(lost), lost[0], why)
+        if registered.outcome not in (RegisterOutcome.TAKEN, RegisterOutcome.IGNORED):
+            return _refused(request, ResponseCode.SYSTEM_ERROR, registered.outcome.value)
         # R58: the connection of a registered broker makes no place for strangers.
         connection.keep()
         if registered.outcome is RegisterOutcome.IGNORED or known != registration.broker_addr:
@@ -250,17 +254,11 @@ class NamesrvEndpoint:
                 registration.broker_addr,
                 registered.outcome.value,
             )
-        reply = RemotingCommand.response_to(
-            request,
-            ext={
-                "haServerAddr": registered.ha_server_addr,
-                "masterAddr": registered.master_addr,
-            },
-        )
-        if self._config.current.return_order_topic_config_to_broker:
-            order = self._kv.namespace(ORDER_TOPIC_CONFIG)
-            if order:
-                reply.body = KVTable(table=order).encode()
+        ext = {"haServerAddr": registered.ha_server_addr, "masterAddr": registered.master_addr}
+        reply = RemotingCommand.response_to(request, ext=ext)
+        order = self._kv.namespace(ORDER_TOPIC_CONFIG)
+        if order and self._config.current.return_order_topic_config_to_broker:
+            reply.body = KVTable(table=order).encode()
         return reply
 
     def unregister_broker(
@@ -302,25 +300,18 @@ class NamesrvEndpoint:
         )
         return _done(request, GetBrokerMemberGroupResponseBody(broker_member_group=group).encode())
 
-    async def wipe_write_perm(
+    async def change_write_perm(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
-        count = await self._change_perm(request, self._routes.wipe_write_perm)
-        return RemotingCommand.response_to(request, ext={"wipeTopicCount": count})
-
-    async def add_write_perm(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
-        count = await self._change_perm(request, self._routes.add_write_perm)
-        return RemotingCommand.response_to(request, ext={"addTopicCount": count})
-
-    async def _change_perm(self, request: RemotingCommand, change: Callable[[str], int]) -> int:
-        """Returns the number of topics. Routes show the new permissions by then."""
+        """Answers with the number of topics once routes show the new permissions."""
+        change, field = self._routes.add_write_perm, "addTopicCount"
+        if request.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER:
+            change, field = self._routes.wipe_write_perm, "wipeTopicCount"
         name = request.require("brokerName")
         async with self._changes_perm:  # R58: a waiting request has no copy of the topics yet
             count = change(name)
             await in_slices(self._routes.set_perms)
-        return count
+        return RemotingCommand.response_to(request, ext={field: count})
 
     def route(
         self, request: RemotingCommand, connection: Connection
@@ -330,28 +321,26 @@ class NamesrvEndpoint:
         if len(groups) > ROUTED_AT_ONCE:
             return self._wide_route(request, topic, groups)
         route = self._route(request, topic, groups)
-        return _no_route(request, topic) if route is None else _done(request, _json(request, route))
+        if route is None:
+            return _no_route(request, topic)
+        return _done(request, _for_peer(request, route.encode()))
 
     async def _wide_route(
         self, request: RemotingCommand, topic: str, groups: tuple[str, ...]
     ) -> RemotingCommand:
         """In many turns: a stranger can register thousands of groups with one topic (R58)."""
-        brokers, queues, servers, order = [], [], [], b""
+        whole = TopicRouteData()
         parts = (groups[at : at + ROUTED_AT_ONCE] for at in range(0, len(groups), ROUTED_AT_ONCE))
         async for some in in_turns(parts, 1):
-            route = self._route(request, topic, some)
-            if route is None:
+            if (route := self._route(request, topic, some)) is None:
                 continue
-            brokers.append(_json(request, route.broker_datas)[1:-1])
-            queues.append(encode_json(route.queue_datas)[1:-1])
-            servers.append(encode_json(route.filter_server_table)[1:-1])
-            if route.order_topic_conf is not None:
-                order = b'"orderTopicConf":%b,' % encode_json(route.order_topic_conf)
-        if not brokers:
+            whole.broker_datas += route.broker_datas
+            whole.queue_datas += route.queue_datas
+            whole.filter_server_table |= route.filter_server_table
+            whole.order_topic_conf = route.order_topic_conf
+        if not whole.broker_datas:
             return _no_route(request, topic)
-        texts = b",".join(brokers), b",".join(filter(None, servers)), order, b",".join(queues)
-        body = b'{"brokerDatas":[%b],"filterServerTable":{%b},%b"queueDatas":[%b]}'
-        return _done(request, body % texts)
+        return await _in_pieces(request, whole, 1, partial(_for_peer, request))
 
     def _route(
         self, request: RemotingCommand, topic: str, groups: tuple[str, ...]
@@ -371,27 +360,30 @@ class NamesrvEndpoint:
     async def cluster_info(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
-        is_bare = not request.get_bool("acceptStandardJsonOnly")
-        brokers = []
-        async for name, broker in in_turns(self._routes.brokers()):  # R58: each is encoded, too
-            text = broker.encode()
-            brokers.append(encode_json(name) + b":" + (_with_bare_ids(text) if is_bare else text))
-        body = b'{"brokerAddrTable":{%b},"clusterAddrTable":%b}'
-        clusters = encode_json(self._routes.clusters())
-        return _done(request, body % (b",".join(brokers), clusters))
+        info = ClusterInfo()
+        async for name, broker in in_turns(self._routes.brokers()):
+            info.broker_addr_table[name] = broker
+        info.cluster_addr_table = self._routes.clusters()
+        is_standard = request.get_bool("acceptStandardJsonOnly")
+        return await _in_pieces(request, info, 1, bytes if is_standard else _with_bare_ids)
 
     async def all_topics(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        if not self._config.current.enable_all_topic_list:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, "disable")
+        _require_enabled(self._config.current.enable_all_topic_list)
         return await _topic_list(request, listed(self._routes.all_topics()))
 
     async def topics_by_cluster(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
-        if not self._config.current.enable_topic_list:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, "disable")
+        _require_enabled(self._config.current.enable_topic_list)
         cluster = request.require("cluster")
         return await _topic_list(request, self._routes.topics_of_cluster(cluster))
+
+    async def unit_topics(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        _require_enabled(self._config.current.enable_topic_list)
+        flags = _UNIT_FLAGS[RequestCode(request.code)]
+        return await _topic_list(request, self._routes.topics_with_flags(*flags))
 
     async def system_topics(
         self, request: RemotingCommand, connection: Connection
@@ -416,12 +408,16 @@ class NamesrvEndpoint:
             why = f"topic {topic[:TOPIC_LENGTH_MAX]!r}: no topic has such a name"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
         route = TopicRouteData.decode_request(request.body) if request.body else TopicRouteData()
-        if len(route.queue_datas) > GROUPS_AT_ONCE:
-            why = f"{len(route.queue_datas)} broker groups, at most {GROUPS_AT_ONCE} are allowed"
+        queues = route.queue_datas
+        if len(queues) > GROUPS_AT_ONCE:
+            why = f"{len(queues)} broker groups, at most {GROUPS_AT_ONCE} are allowed"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
-        if not route.queue_datas:
+        if any(max(q.read_queue_nums, q.write_queue_nums) > TOPIC_QUEUES_MAX for q in queues):
+            why = f"topic {topic}: a broker group has at most {TOPIC_QUEUES_MAX} queues of a topic"
+            return _refused(request, ResponseCode.SYSTEM_ERROR, why)
+        if not queues:
             return _done(request)
-        if not self._routes.register_topic(topic, route.queue_datas):
+        if not self._routes.register_topic(topic, queues):
             log.warning("topic_not_registered topic=%s reason=it names an unknown broker", topic)
         self._after_change()
         return _done(request)
@@ -469,6 +465,7 @@ class NamesrvEndpoint:
 def _header_of(
     request: RemotingCommand, connection: Connection, parts: Parts | None
 ) -> BrokerRegistration:
+    """Raises BrokerRefusal for a name or address that is not allowed (R46)."""
     acting = request.ext.get("enableActingMaster")
     registration = BrokerRegistration(
         cluster_name=request.require("clusterName"),
@@ -486,89 +483,33 @@ def _header_of(
         peer=connection.peer,
         parts=parts,
     )
-    _check_names(registration)
-    return registration
-
-
-def _check_names(registration: BrokerRegistration) -> None:
-    """Raises BrokerRefusal for a name or address that is not allowed (R46)."""
     names = {"broker name": registration.broker_name, "cluster name": registration.cluster_name}
     texts = {"HA address": registration.ha_server_addr, "zone name": registration.zone_name}
     given = {what: text for what, text in texts.items() if text}
     if problem := first_problem(names, {"broker address": registration.broker_addr, **given}):
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
+    return registration
 
 
-def _parts(body: RegisterBrokerBody, parts: Parts) -> Iterator[RegisterBrokerBody]:
-    """`body` as registrations of TOPICS_AT_ONCE topics each (R58)."""
-    # If the topics are new only the last part has the broker's data version, the others have
-    # made-up ones: if the last part does not come, the version differs and the broker registers
-    # again.
-    wrapper = body.topic_config_serialize_wrapper
-    topics = iter(wrapper.topic_config_table.items())
-    left = len(wrapper.topic_config_table)
-    version = wrapper.data_version
-    while left > TOPICS_AT_ONCE:
-        left -= TOPICS_AT_ONCE
-        part = dict(islice(topics, TOPICS_AT_ONCE))
-        if parts.is_new:
-            version = DataVersion(
-                counter=next(_passing), state_version=wrapper.data_version.state_version
-            )
-        some = replace(wrapper, data_version=version, topic_config_table=part)
-        yield replace(body, topic_config_serialize_wrapper=some)
-    parts.ends = True
-    rest = replace(wrapper, topic_config_table=dict(topics))
-    yield replace(body, topic_config_serialize_wrapper=rest)
-
-
-def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody) -> None:
-    """Drops topics with bad names (R46). A broker of an earlier version may have some, and its
-    other topics must be found."""
-    topics = body.topic_config_serialize_wrapper.topic_config_table
-    odd = odd_topics(topics)
-    for topic in odd:
-        del topics[topic]
-    if odd:
-        log.warning(
-            "topics_not_registered broker_name=%s count=%d first=%r reason='no legal names'",
-            registration.broker_name,
-            len(odd),
-            odd[0][:TOPIC_LENGTH_MAX],
-        )
-
-
-def _log_crowded_out(routes: RouteInfoManager) -> None:
-    lost, routes.crowded_out = routes.crowded_out, []
-    if lost:
-        why = "above routeEntriesMax"
-        log.warning("broker_groups_lost count=%d first=%s reason=%r", len(lost), lost[0], why)
-
-
-def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
-    """R58: of a topic only the name and a few numbers are kept."""
-    topics = body.topic_config_serialize_wrapper.topic_config_table
-    if not _is_plain(topics):
-        for name, topic in topics.items():
-            topic.topic_name, topic.topic_filter_type, topic.attributes = name, "", _NO_ATTRIBUTES
-    servers = body.filter_server_list[:_FILTER_SERVERS_MAX]
-    body.filter_server_list = [each for each in servers if text_problem(each) is None]
-
-
-def _is_plain(topics: dict[str, TopicConfig]) -> bool:
-    each = topics.values()
-    return (
-        # R58: no Python loop, since a table of 10,000 topics is checked in one turn.
-        not any(map(attrgetter("attributes"), each))
-        and _FILTER_TYPES.issuperset(map(attrgetter("topic_filter_type"), each))
-        and all(map(eq, topics, map(attrgetter("topic_name"), each)))
-    )
+def _require_enabled(enabled: bool) -> None:
+    if not enabled:
+        raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, "disable")
 
 
 async def _topic_list(request: RemotingCommand, lots: Iterable[list[str]]) -> RemotingCommand:
     """A TopicList of all `lots`, in many turns: there may be a million topics (R58)."""
-    texts = [encode_json(some)[1:-1] async for some in in_turns(lots, 1) if some]
-    return _done(request, b'{"topicList":[%b]}' % b",".join(texts))
+    found = TopicList()
+    async for some in in_turns(lots, 1):
+        found.topic_list += some
+    return await _in_pieces(request, found, TOPIC_PIECES_AT_ONCE)
+
+
+async def _in_pieces(
+    request: RemotingCommand, body: Body, at_once: int, form: Callable[[bytes], bytes] = bytes
+) -> RemotingCommand:
+    """`body`, which must not change meanwhile, `at_once` pieces a turn, each through `form`."""
+    pieces = [form(piece) async for piece in in_turns(encoded_pieces(body), at_once)]
+    return _done(request, b"".join(pieces))
 
 
 def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:
@@ -586,15 +527,14 @@ def _no_route(request: RemotingCommand, topic: str) -> RemotingCommand:
     return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)
 
 
-def _json(request: RemotingCommand, value: object) -> bytes:
-    """`value`, which is or holds broker data, as that peer reads it."""
+def _for_peer(request: RemotingCommand, text: bytes) -> bytes:
     if request.version >= MQ_VERSION_STANDARD_JSON or request.get_bool("acceptStandardJsonOnly"):
-        return encode_json(value)
-    return _with_bare_ids(encode_json(value))
+        return text
+    return _with_bare_ids(text)
 
 
 def _with_bare_ids(text: bytes) -> bytes:
     """`text` with fastjson's form of address maps: `{0:"ip:port"}`."""
     # Only these members have a number as their name and a string as their value, and quotes within
     # strings are escaped.
-    return _ADDRESS.sub(lambda found: found[1] + b':"', text)
+    return _ADDRESS.sub(rb'\1:"', text)

@@ -30,12 +30,14 @@ VALUE_SIZE_MAX: Final = 64 * 1024
 TABLE_SIZE_MAX: Final = 4 * 1024 * 1024
 """Of all names and values together: bytes of UTF-8, and PAIR_SIZE for each pair."""
 PAIR_SIZE: Final = 64
+EMPTY_MAX: Final = 64
+"""With more namespaces than this, one that loses its last key ends."""
 
 Table = dict[str, dict[str, str]]
 
 
 @dataclass(slots=True)
-class _Change:
+class _PairChange:
     """`value` None: the key is deleted."""
 
     namespace: str
@@ -54,7 +56,7 @@ class KVConfig:
         self._size = 0
         self._is_stored = True
         """Not after a failed write: the file may have what was refused."""
-        self._waiting: list[_Change] = []
+        self._waiting: list[_PairChange] = []
         self._writer: asyncio.Task[None] | None = None
 
     def load(self) -> None:
@@ -103,7 +105,7 @@ class KVConfig:
 
     async def _change(self, namespace: str, key: str, value: str | None) -> None:
         loop = asyncio.get_running_loop()
-        change = _Change(namespace, key, value, loop.create_future())
+        change = _PairChange(namespace, key, value, loop.create_future())
         self._waiting.append(change)
         if self._writer is None:
             self._writer = loop.create_task(self._write_all())
@@ -117,7 +119,7 @@ class KVConfig:
         finally:
             self._writer = None
 
-    async def _write(self, changes: list[_Change]) -> None:
+    async def _write(self, changes: list[_PairChange]) -> None:
         """Carries out the changes that fit into the limit, with one write."""
         table, size = dict(self._table), self._size
         for namespace in {change.namespace for change in changes}:
@@ -140,7 +142,9 @@ class KVConfig:
                 table[change.namespace].pop(change.key, None)
             kept.append(change)
         for namespace in {change.namespace for change in changes}:
-            if not table[namespace]:  # an empty one would stay for good
+            # As in Java an empty one stays; R58: not if there are many, as no size limits them.
+            is_known = namespace in self._table and len(table) <= EMPTY_MAX
+            if not table[namespace] and not is_known:
                 del table[namespace]
         failure: BrokerRefusal | None = None
         if kept and not (self._is_stored and table == self._table):
@@ -169,7 +173,7 @@ class KVConfig:
             await asyncio.to_thread(replace_file, self._path, text, keep_previous=True)
 
 
-def _growth(table: Table, change: _Change) -> int:
+def _growth(table: Table, change: _PairChange) -> int:
     before = table.get(change.namespace, {}).get(change.key)
     old = _size(change.namespace, change.key, before) if before is not None else 0
     if change.value is None:
@@ -182,7 +186,7 @@ def _size(namespace: str, key: str, value: str) -> int:
     return PAIR_SIZE + sum(len(each.encode("utf-8", "surrogatepass")) for each in texts)
 
 
-def _answer(change: _Change, failure: BrokerRefusal | None) -> None:
+def _answer(change: _PairChange, failure: BrokerRefusal | None) -> None:
     if change.done.done():  # its request was cancelled
         return
     if failure is None:

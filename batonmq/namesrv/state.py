@@ -82,14 +82,16 @@ class BrokerRegistration:
 
 
 class RegisterOutcome(enum.Enum):
+    """The value is for people: all but TAKEN and IGNORED are SYSTEM_ERROR (1) with this remark."""
+
     TAKEN = "taken"
     IGNORED = "ignored"
     """A broker with a higher epoch has that id: the reply is success with empty fields."""
-    FAILED = "failed"
-    """A first registration with exactly one topic: the reply is SYSTEM_ERROR (1)."""
-    OVERTAKEN = "overtaken"
+    FAILED = "register broker failed"
+    """A first registration with exactly one topic."""
+    OVERTAKEN = "the broker was removed, or registered again, in between"
     """Between two of its parts the broker was removed, or registered all its topics again."""
-    CROWDED = "crowded"
+    CROWDED = "too many are registered"
     """Its group has too many members, or its host has too many entries (R58)."""
 
 
@@ -470,6 +472,11 @@ class RouteInfoManager:
             groups = map(self._topics.groups_of.get, some, repeat(()))
             shared = map(names.isdisjoint, groups)
             yield list(compress(some, map(not_, shared)))
+
+    def topics_with_flags(self, mask: int, flags: int) -> Iterator[list[str]]:
+        """The topics with topicSysFlag & `mask` == `flags`, by group."""
+        for name in list(self._groups):
+            yield self._topics.with_flags(name, mask, flags)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Adds a topic (REGISTER_TOPIC_IN_NAMESRV, 217); does nothing if a group is unknown."""

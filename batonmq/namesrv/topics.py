@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import compress, islice, repeat
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -87,6 +88,14 @@ class TopicQueueTable:
             for name in names
             if (config := self._of_group.get(name, {}).get(topic)) is not None
         ]
+
+    def with_flags(self, broker_name: str, mask: int, flags: int) -> list[str]:
+        """The topics that have `broker_name` as their first group, as in Java, and these flags."""
+        topics = self._of_group.get(broker_name, {})
+        # R58: of most topics the flag is 0, and they cost no Python code.
+        flagged = compress(topics.values(), map(attrgetter("topic_sys_flag"), topics.values()))
+        found = [each.topic_name for each in flagged if each.topic_sys_flag & mask == flags]
+        return [topic for topic in found if self.groups_of[topic][0] == broker_name]
 
     def remove(self, topic: str, broker_names: Collection[str]) -> None:
         names = self.groups_of.pop(topic, ())

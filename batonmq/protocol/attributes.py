@@ -1,8 +1,8 @@
 """Attributes of a topic, and the notation of changes: `+key=value` or `-key`, joined by commas
 (UPDATE_AND_CREATE_TOPIC, 17), or a map of `+key` to value and `-key` to "" (18). The broker only
 stores and shows attributes: RocketMQ's proxy uses `message.type`, its tiered storage
-`reserve.time`. Origin: Java TopicAttributes, AttributeParser, AttributeUtil; Java answers
-SYSTEM_ERROR (1) instead of INVALID_PARAMETER (29)."""
+`reserve.time`. Origin: Java TopicAttributes, AttributeParser, AttributeUtil. As Java, a refusal is
+a SYSTEM_ERROR (1), and INVALID_PARAMETER (29) for a MIXED that is switched off."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """`+a=b,-c` -> {"+a": "b", "-c": ""}. Raises BrokerRefusal(INVALID_PARAMETER)."""
+    """`+a=b,-c` -> {"+a": "b", "-c": ""}. Raises BrokerRefusal."""
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
@@ -64,7 +64,7 @@ def altered(
     known: Mapping[str, str] | None, changes: Mapping[str, str], *, mixed: bool
 ) -> dict[str, str]:
     """A topic's attributes after `changes`. `known` None: a new topic. `mixed`: whether MIXED
-    messages are enabled. Raises BrokerRefusal(INVALID_PARAMETER) that says what is allowed."""
+    messages are enabled. Raises BrokerRefusal that says what is allowed."""
     after = dict(known or {})
     names: set[str] = set()
     for signed, value in changes.items():
@@ -78,9 +78,11 @@ def altered(
             raise _refused(name, "it is changed twice in one request")
         names.add(name)
         if sign == "+":
-            if not attribute.takes(value) or (value == MIXED and not mixed):
-                but = "" if mixed or value != MIXED else "; MIXED needs enableMixedMessageType"
-                raise _refused(f"{name}={value}", f"allowed are {attribute.allowed}{but}")
+            if not attribute.takes(value):
+                raise _refused(f"{name}={value}", f"allowed are {attribute.allowed}")
+            if value == MIXED and not mixed:
+                why = "MIXED needs enableMixedMessageType"
+                raise _refused(f"{name}={value}", why, ResponseCode.INVALID_PARAMETER)
             after[name] = value
         elif name not in after:
             raise _refused(signed, "the topic has no such attribute")
@@ -91,5 +93,5 @@ def altered(
     return after
 
 
-def _refused(what: str, why: str) -> BrokerRefusal:
-    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"topic attribute {what!r}: {why}")
+def _refused(what: str, why: str, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> BrokerRefusal:
+    return BrokerRefusal(code, f"topic attribute {what!r}: {why}")

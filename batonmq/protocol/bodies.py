@@ -92,7 +92,7 @@ def _custom_policy() -> dict[str, Any]:
     return {"type": "CUSTOMIZED"}
 
 
-class TopicConfig(Body):
+class TopicConfig(Body, kw_only=True):
     """`perm` bits: 8 priority, 4 read, 2 write, 1 inherit."""
 
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
@@ -133,7 +133,7 @@ class SimpleSubscriptionData(Body):
     version: int = 0
 
 
-class SubscriptionGroupConfig(Body):
+class SubscriptionGroupConfig(Body, kw_only=True):
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     broker_id: int = 0
     consume_broadcast_enable: bool = True

@@ -169,28 +169,28 @@ def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
 
 
 def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:
-    """The members of a body as (name, JSON, whether more of it follows). A table of more than
-    `ENTRIES_AT_ONCE` entries comes in several objects; tables must not change meanwhile."""
+    """The members of a body as (name, JSON, whether more of it follows). A table or list of more
+    than `ENTRIES_AT_ONCE` entries comes in several; they must not change meanwhile."""
     for name, member in _fields_of(type(body)):
         value = getattr(body, name)
         if value is None:
             continue
-        if not isinstance(value, dict) or len(value) <= ENTRIES_AT_ONCE:
+        if not isinstance(value, dict | list) or len(value) <= ENTRIES_AT_ONCE:
             yield member, encode_json(value), False
             continue
-        left, entries = len(value), iter(value.items())
+        left, entries = len(value), iter(value.items() if isinstance(value, dict) else value)
         while left > 0:
             left -= ENTRIES_AT_ONCE
-            yield member, encode_json(dict(islice(entries, ENTRIES_AT_ONCE))), left > 0
+            yield member, encode_json(type(value)(islice(entries, ENTRIES_AT_ONCE))), left > 0
 
 
 def encoded_pieces(body: Body) -> Iterator[bytes]:
     """The pieces of `body.encode()`, divided as `encoded_parts`."""
     before, goes_on = b"{", False
     for member, text, more in encoded_parts(body):
-        begin = b"," if goes_on else b'%b"%b":{' % (before, member.encode())
+        begin = b"," if goes_on else b'%b"%b":%b' % (before, member.encode(), text[:1])
         if goes_on or more:
-            yield begin + text[1:-1] + (b"" if more else b"}")
+            yield begin + text[1:-1] + (b"" if more else text[-1:])
         else:
             yield begin[:-1] + text
         before, goes_on = b",", more

@@ -13,7 +13,8 @@ _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in reversed(range
 
 def java_string_hash(text: str) -> int:
     """Java `String.hashCode()`: over UTF-16 code units, a signed 32-bit number."""
-    units = memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
+    # ASCII, as nearly every text is: each byte is a unit.
+    units = text.encode() if text.isascii() else _utf_16_units(text)
     value = 0
     # Part by part: a Python loop over a key of 32,767 characters would block the broker.
     for begin in range(0, len(units), _PART):
@@ -21,6 +22,10 @@ def java_string_hash(text: str) -> int:
         parts_sum = sum(map(mul, part, _POWERS[-len(part) :]))
         value = (value * pow(31, len(part), 1 << 32) + parts_sum) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+def _utf_16_units(text: str) -> memoryview:
+    return memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
 
 
 class _TagsCodes(dict[str | bytes, int]):

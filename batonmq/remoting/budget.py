@@ -58,6 +58,17 @@ class TurnBudget:
         self._is_counting = False
         self.spent_s = 0.0
 
+    def in_time(self, step: Callable[[], object]) -> None:
+        """Calls `step` now, or in one of the next turns if the time of this one is spent."""
+        if self.spent_s >= TURN_S:
+            self._wait(step)
+            return
+        begin_s = boot_s()
+        try:
+            step()
+        finally:
+            self.spend(boot_s() - begin_s)
+
     def later(self, step: Callable[[], object]) -> None:
         """Calls `step` in one of the next turns."""
         self._wait(step)

@@ -307,7 +307,8 @@ class Connection(asyncio.BufferedProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
         self._opaque = 0
-        self._pending = PendingRequests(loop, self._timed_out)
+        timed_out = lambda ms, code: RequestTimeoutError(self.peer, ms, code)  # noqa: E731
+        self._pending = PendingRequests(loop, timed_out)
 
     def keep(self) -> None:
         """Marks the peer as a member, so that this connection is not closed for new ones."""
@@ -405,9 +406,6 @@ class Connection(asyncio.BufferedProtocol):
         cmd.opaque = self._opaque = (self._opaque + 1) & OPAQUE_MAX
         if self.sign is not None:
             self.sign(cmd)
-
-    def _timed_out(self, timeout_ms: int, code: int) -> Exception:
-        return RequestTimeoutError(self.peer, timeout_ms, code)
 
     def close(self, reason: str) -> None:
         """Ends the connection after the queued frames. After a farewell the peer ends it."""
@@ -542,6 +540,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed:
             self._mark_closed(f"lost: {exc}" if exc is not None else "closed by the peer")
         self._transport = None
+        self._budget.in_time(self._ended)  # R58: a host may end thousands in one turn
+
+    def _ended(self) -> None:
         self._lost(self)
         # Each is called once, even if one of them leads back here.
         callbacks, self.on_close = self.on_close, []

@@ -5,6 +5,7 @@ lie below the confirmed end (R28). Origin: Java `DefaultMessageStore`, `ConsumeQ
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -147,15 +148,6 @@ class StoreQueries:
             return GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
         return GetMessageStatus.OFFSET_OVERFLOW_BADLY, offset if is_slave else maximum
 
-    def queue_ids(self, topic: str) -> list[int]:
-        """Ids of the queues of a topic that have ever had a message."""
-        ids, queues = self._files.consume_queues.ids_of(topic), self._queues
-        return [
-            queue_id
-            for queue_id in ids
-            if (queue := queues.get(topic, queue_id)) is not None and queue.handler is None
-        ]
-
     def max_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """End (exclusive) of the visible messages; 0 for an unknown queue."""
         queue = self._queues.get(topic, queue_id)
@@ -165,10 +157,16 @@ class StoreQueries:
         queue = self._queues.get(topic, queue_id)
         return queue.consume_queue.min_offset if queue is not None else 0
 
-    def holds_messages(self, topic: str, queue_id: int) -> bool:
-        """Whether the log has messages of the queue, confirmed or not."""
-        queue = self._queues.get(topic, queue_id)
-        return queue is not None and queue.next_offset > queue.consume_queue.min_offset
+    def last_held(self, topic: str, below: int) -> int:
+        """The highest queue below `below` of which the log has messages, confirmed or not; -1:
+        none."""
+        ids = self._files.consume_queues.ids_of(topic)
+        # Downwards, from the last queue that ever had a record: a topic may have 65,536 queues.
+        for queue_id in reversed(ids[: bisect_left(ids, below)]):
+            queue = self._queues.get(topic, queue_id)
+            if queue is not None and queue.next_offset > queue.consume_queue.min_offset:
+                return queue_id
+        return -1
 
     def next_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """The offset of the next put, unconfirmed messages included."""

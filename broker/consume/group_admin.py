@@ -153,8 +153,7 @@ class GroupAdminProcessor:
                     of_group.append(msgspec.Raw(stats.encode()))
                     behind = [q.broker_offset - q.consumer_offset for q in table.values()]
                     body.total_diff += sum(behind)
-            if of_group:
-                body.consume_stats_list.append({group: of_group})
+            body.consume_stats_list.append({group: of_group})
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def _progress_in(
@@ -339,7 +338,7 @@ class GroupAdminProcessor:
         """Sends the offsets to the members (RESET_CONSUMER_CLIENT_OFFSET, 220); without force only
         offsets that move them back."""
         targets = {}
-        for queue_id, offset in wanted.items():
+        async for queue_id, offset in in_turns(wanted.items()):
             consumed = self._offsets.query(group, topic, queue_id)
             if consumed < 0:
                 raise BrokerRefusal(

@@ -30,6 +30,8 @@ WAITING_MAX: Final = 64
 """Expressions of pulls and POPs that wait for the thread."""
 TAGS_MAX: Final = 32_768
 """The longest tag expression (characters)."""
+TAGS_COUNT_MAX: Final = 2048
+"""R58: each is hashed, for every pull that brings its own expression."""
 
 
 class NotCompiledError(Exception):
@@ -86,6 +88,11 @@ def _wanted_tags(expression: str) -> frozenset[int] | None:
             f"tags of {len(expression)} characters, at most {TAGS_MAX} are allowed",
         )
     tags = [tag.strip() for tag in expression.split("||")]
+    if len(tags) > TAGS_COUNT_MAX:
+        raise BrokerRefusal(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"an expression of {len(tags)} tags, at most {TAGS_COUNT_MAX} are allowed",
+        )
     if not expression.strip() or "*" in tags:
         return None
     return frozenset(tags_code(tag) for tag in tags if tag)

@@ -87,7 +87,7 @@ def _formatted(body: Body) -> Iterator[bytes]:
     """The JSON of `body` with an indent of one space, in pieces."""
     before, is_continued = b"{", False
     for member, text, more in encoded_parts(body):
-        head, tail = b'\n "%b": {' % member.encode(), b"\n }"
+        head, tail = b'\n "%b": %b' % (member.encode(), text[:1]), b"\n " + text[-1:]
         whole = msgspec.json.format(b'{"%b":%b}' % (member.encode(), text), indent=1)
         piece = whole.removeprefix(b"{").removesuffix(b"\n}")
         if is_continued:

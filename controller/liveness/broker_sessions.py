@@ -220,7 +220,7 @@ class BrokerSessions:
             session.silent_since_ms = None
         return session.incarnation
 
-    def closed(self, event: ev.SessionClosed, now_ms: int, *, is_registered: bool) -> bool:
+    def closed(self, event: ev.SessionEnded, now_ms: int, *, is_registered: bool) -> bool:
         """Whether that was the newest session; the closing of an older one is ignored."""
         session = self._open_session(event.broker_name, event.broker_id, event.session_id)
         if session is None:

@@ -308,7 +308,7 @@ class LivenessCore:
                 if incarnation is None:
                     return []
                 return self._heartbeat_received(event, incarnation, now_ms)
-            case ev.SessionClosed():
+            case ev.SessionEnded():
                 known = self._state.is_registered(event.broker_name, event.broker_id)
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []

@@ -36,7 +36,7 @@ class SessionHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClosed:
+class SessionEnded:
     """The session ended; `goodbye`: the broker announced it, with `why` unless it was planned."""
 
     # The id shows whether it was the newest one: the late end of an older one says nothing.
@@ -116,7 +116,7 @@ class ContinueChecks:
 LivenessEvent = (
     SessionHello
     | SessionHeartbeat
-    | SessionClosed
+    | SessionEnded
     | RemotingHeartbeat
     | ContinueChecks
     | RemotingChannelClosed

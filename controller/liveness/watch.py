@@ -355,7 +355,7 @@ class BrokerWatch:
             goodbye,
         )
         self.handle(
-            ev.SessionClosed(
+            ev.SessionEnded(
                 session.broker_name,
                 session.broker_id,
                 session.session_id,

@@ -35,7 +35,7 @@ class Verdicts:
             self._opened_ms = now_ms
         elif isinstance(event, ev.SessionHello):
             self._process[event.session_id] = event.incarnation
-        elif isinstance(event, ev.SessionClosed) and self._says_something(event, now_ms):
+        elif isinstance(event, ev.SessionEnded) and self._says_something(event, now_ms):
             process = self._process.get(event.session_id, "")
             self._closed_ms.setdefault(process, []).append(now_ms)
         effects: list[Any] = self._handle(event, now_ms)
@@ -44,7 +44,7 @@ class Verdicts:
                 self._judge(effect, now_ms)
         return effects
 
-    def _says_something(self, event: ev.SessionClosed, now_ms: int) -> bool:
+    def _says_something(self, event: ev.SessionEnded, now_ms: int) -> bool:
         """Not one that was superseded, that was silent before, that closes as its broker stops, or
         while this process stood still (R8), or of a process that is not registered."""
         sessions, state = self._core._sessions, self._core._state

@@ -18,6 +18,7 @@ from batonmq import (
     LitePullConsumer,
     LitePullOptions,
     Message,
+    MessageModel,
     MessageQueue,
     PopConsumer,
     Producer,
@@ -26,6 +27,7 @@ from batonmq import (
     PullOptions,
     PushConsumer,
     PushConsumerOptions,
+    TopicConfig,
     TransactionProducer,
 )
 
@@ -44,6 +46,12 @@ def new(kind: Callable[..., Any], *arguments: object, **named: object) -> Callab
 
 def subscribed(*arguments: object, **named: Any) -> Callable[[], Any]:
     return lambda: PushConsumer("g", listener, name_servers=NAMES).subscribe(*arguments, **named)
+
+
+def broadcasting(group: str, instance: str) -> Callable[[], Any]:
+    options = PushConsumerOptions(model=MessageModel.BROADCASTING)
+    client = ClientOptions(instance_name=instance)
+    return new(PushConsumer, group, listener, options=options, client_options=client)
 
 
 def message(**named: Any) -> Callable[[], Any]:
@@ -71,6 +79,7 @@ def message(**named: Any) -> Callable[[], Any]:
         (subscribed(TOPIC, "a | b"), "'a || b'"),
         (subscribed(TOPIC, "||"), "names no tag"),
         (subscribed(TOPIC, "a", expression_type="SQL"), "expression_type is 'SQL'"),
+        (new(TopicConfig, "T"), "positional"),
         (message(body=None), "body is None"),
         (message(tags=["a"]), r"tags is \['a'\]"),
         (message(keys=5), "keys is 5"),
@@ -84,6 +93,8 @@ def message(**named: Any) -> Callable[[], Any]:
         (lambda: ClientOptions(route_poll_ms="5"), "route_poll_ms is .5."),  # type: ignore[arg-type]
         (lambda: ClientOptions(hook=5), "hook is 5"),  # type: ignore[arg-type]
         (lambda: ProducerOptions(send_timeout_ms=0), "send_timeout_ms is 0"),
+        (broadcasting("g", "../x"), "instance_name is '../x'"),
+        (broadcasting("g" * 251, "x"), "group is 'ggg"),
         (new(PullConsumer, "g", from_where="x"), "from_where is .x."),
         (new(PopConsumer, "g", from_where=ConsumeFromWhere.TIMESTAMP), "FIRST and LAST"),
     ],

@@ -12,12 +12,13 @@ from batonmq.broker.filter.sql_compiler import SOURCE_MAX, function_of
 from batonmq.broker.filter.sql_values import SqlError
 from batonmq.broker.filter.subscription_filter import (
     SHORT,
+    TAGS_COUNT_MAX,
     WAITING_MAX,
     Outcomes,
     filter_of,
     prepared,
 )
-from batonmq.protocol.bodies import SQL92
+from batonmq.protocol.bodies import SQL92, TAG
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 
@@ -33,6 +34,13 @@ def source_size(expression: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("batonmq.broker.filter.sql_compiler.compile", noted, raising=False)
     function_of(expression)
     return sizes[-1]
+
+
+def test_r58_an_expression_has_a_limited_number_of_tags():
+    most = "||".join(map(str, range(TAGS_COUNT_MAX)))
+    assert len(filter_of(TAG, most, sql92=True).wanted or ()) == TAGS_COUNT_MAX
+    with pytest.raises(BrokerRefusal, match="of 2049 tags, at most 2048"):
+        filter_of(TAG, most + "||a", sql92=True)
 
 
 def test_r58_between_has_its_operand_once(monkeypatch):

@@ -424,7 +424,7 @@ async def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(gro
     group.follow()
     await group.ask(body=b"first")
     (channel,) = (one for one in group.master.service.endpoint.server.connections if one.farewell)
-    channel._budget = channel.intake._turn = Mock(spent_s=60.0)
+    channel._budget = channel.intake._turn = Mock(spent_s=60.0, in_time=lambda end: end())
     send = asyncio.ensure_future(group.ask(body=b"second"))
     await until(lambda: channel.intake._has_frames)
     await group.master.service.close()

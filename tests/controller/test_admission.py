@@ -302,6 +302,6 @@ class TestLiveness:
             core.handle(ev.RemotingHeartbeat(name, number, 10_000, LiveBroker(1)), 1)
             core.handle(ev.RemotingChannelClosed(number), 1)
             core.handle(ev.SessionHello(name, 2, "life", number), 1)
-            core.handle(ev.SessionClosed(name, 2, number, goodbye=False, why=""), 1)
+            core.handle(ev.SessionEnded(name, 2, number, goodbye=False, why=""), 1)
             core.confirm_floor(name)
         assert not core._watches and not core._sessions._brokers

@@ -214,7 +214,7 @@ class Env:
         goodbye, _, why = next((w for w in words if w != "first"), "").partition("=")
         if "first" not in words:
             self.beating.discard(int(who))
-        self.tell(ev.SessionClosed(NAME, int(who), session_id, bool(goodbye), why))
+        self.tell(ev.SessionEnded(NAME, int(who), session_id, bool(goodbye), why))
 
     def do_beat_904(self, who, channel, *words):
         seen = LiveBroker(int(who), **facts(words))
@@ -331,7 +331,7 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
             made.notice_time(ms)
         made.notice_time(now_ms)
         made.hello(ev.SessionHello(NAME, 2, "i2", number), now_ms)
-        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=True)
+        made.closed(ev.SessionEnded(NAME, 2, number), now_ms, is_registered=True)
         verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).state)
     assert verdicts == ["dead", "dead", "unknown"]
 
@@ -343,7 +343,7 @@ def test_r6_a_process_that_registers_again_has_no_first_closing_again():
         now_ms = START_MS + 50 * number
         made.notice_time(now_ms)
         made.hello(ev.SessionHello(NAME, 2, "i2", number), now_ms)
-        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=is_registered)
+        made.closed(ev.SessionEnded(NAME, 2, number), now_ms, is_registered=is_registered)
         verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).state)
     assert verdicts == ["dead", "unknown", "unknown"]
 
@@ -354,7 +354,7 @@ def test_r58_verdicts_are_kept_no_longer_than_they_count():
         now_ms = START_MS + number * window_ms // 20
         made.notice_time(now_ms)
         made.hello(ev.SessionHello(NAME, 2, f"i{number}", number), now_ms)
-        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=True)
+        made.closed(ev.SessionEnded(NAME, 2, number), now_ms, is_registered=True)
     assert len(made._verdicts) == 20
 
 

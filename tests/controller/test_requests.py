@@ -131,7 +131,7 @@ class Leader:
 
     def closes(self, broker_id: int, *, goodbye: bool = False) -> None:
         session_id = self.sequences[broker_id]
-        closed = ev.SessionClosed(NAME, broker_id, session_id, goodbye=goodbye)
+        closed = ev.SessionEnded(NAME, broker_id, session_id, goodbye=goodbye)
         self.core.handle(closed, self.clocks.boot_ms)
 
     def passes(self, ms: int, *beating: int) -> None:

@@ -14,7 +14,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.liveness.events import (
     OfferLead,
     ProposeElect,
-    SessionClosed,
+    SessionEnded,
     SessionHeartbeat,
 )
 from batonmq.controller.raft.log import Commit, Machine
@@ -219,6 +219,6 @@ async def test_r6_the_end_of_a_stream_brings_how_it_ended(tmp_path, script, monk
     handle.return_value = []
     await scene.service.close()
     assert told == [
-        SessionClosed("broker-a", 2, 2, goodbye=goodbye, why=why)
+        SessionEnded("broker-a", 2, 2, goodbye=goodbye, why=why)
         for goodbye, why in ((False, ""), (True, ""), (True, "its disk failed"))
     ]

@@ -77,6 +77,16 @@ def test_r58_values_and_the_table_are_limited(tmp_path: Path) -> None:
     assert again._size == kv._size and again._table == kv._table
 
 
+async def test_r58_of_many_namespaces_an_emptied_one_ends() -> None:
+    kv = opened(None)
+    for number in range(kv_config.EMPTY_MAX + 1):
+        await kv.put(f"n{number}", "k", "v")
+        await kv.delete(f"n{number}", "k")
+    await kv.delete("unknown", "k")
+    assert kv.namespace("n0") == kv.namespace(f"n{kv_config.EMPTY_MAX - 1}") == {}
+    assert kv.namespace(f"n{kv_config.EMPTY_MAX}") is kv.namespace("unknown") is None
+
+
 def test_r58_a_file_above_the_limit_opens_and_may_shrink(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     table = {"n": {"k": "v" * 2 * TABLE_SIZE_MAX, "l": "w"}}

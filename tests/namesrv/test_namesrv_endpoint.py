@@ -317,11 +317,11 @@ async def test_key_values_survive_a_restart(tmp_path: Path) -> None:
         pair = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
         assert (await scene.ext(RequestCode.DELETE_KV_CONFIG, **pair)).code == 0
         assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).code == 22
-        none = await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="nothing")
-        assert none.code == 22
     async with name_server(kv_config_path=path) as scene:
-        pair = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
         assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).code == 22
+        for namespace, code in ((pair["namespace"], 0), ("nothing", 22)):
+            listed = await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace=namespace)
+            assert listed.code == code
 
 
 async def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
@@ -364,8 +364,12 @@ async def test_permissions_and_topics_by_code() -> None:
         assert wiped.ext == {"wipeTopicCount": "2"}
         added = await scene.ext(RequestCode.ADD_WRITE_PERM_OF_BROKER, **name)
         assert added.ext == {"addTopicCount": "2"}
-        route = b'{"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":1}]}'
-        await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route, topic="Manual")
+        route = b'{"queueDatas":[{"brokerName":"broker-a","perm":6,"topicSysFlag":%d}]}'
+        await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route % 2, topic="Manual")
+        await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, route % 3, topic="TopicB")
+        for code, topics in ((311, ["TopicB"]), (312, ["TopicB", "Manual"]), (313, ["Manual"])):
+            listed = await scene.ext(RequestCode(code))
+            assert loads(listed.body)["topicList"] == topics
         listed = await scene.ext(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="DefaultCluster")
         assert set(loads(listed.body)["topicList"]) == {"TopicA", "TopicB", "Manual"}
         listed = await scene.ext(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
@@ -538,6 +542,20 @@ async def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> Non
             body = TopicRouteData(queue_datas=[queue] * count).encode()
             reply = await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic="Many")
             assert reply.code == code and ("Many" in scene.service.routes.all_topics())
+
+
+async def test_r58_a_topic_with_more_queues_than_brokers_have_is_left_out_of_the_routes() -> None:
+    """Clients make an object of each."""
+    desk, many = Desk(), registration(MASTER, 0, topics=("A", "B", "C"))
+    many.body = many.body.replace(b'"writeQueueNums":4', b'"writeQueueNums":65537', 1)
+    many.ext["bodyCrc32"] = "0"
+    await desk.register(many)
+    assert desk.routes.all_topics() == ["B", "C"]
+    queue = QueueData(broker_name="broker-a", read_queue_nums=65_537)
+    request = RemotingCommand.request(217, {"topic": "T"})
+    request.body = TopicRouteData(queue_datas=[queue]).encode()
+    refused = desk.endpoint.register_topic(request, desk.connection)
+    assert "at most 65536 queues" in (refused.remark or "")
 
 
 async def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
@@ -759,8 +777,8 @@ async def test_r58_permissions_of_a_large_group_change_in_turns() -> None:
     meanwhile keeps its own permissions."""
     desk = Desk()
     ask, named = RemotingCommand.request, {"brokerName": "broker-a"}
-    wipe = lambda: desk.endpoint.wipe_write_perm(ask(205, named), desk.connection)  # noqa: E731
-    add = lambda: desk.endpoint.add_write_perm(ask(327, named), desk.connection)  # noqa: E731
+    wipe = lambda: desk.endpoint.change_write_perm(ask(205, named), desk.connection)  # noqa: E731
+    add = lambda: desk.endpoint.change_write_perm(ask(327, named), desk.connection)  # noqa: E731
     await desk.register(registration(MASTER, 0, topics=WIDE, perm=2))
     with counted_turns() as turns:
         wiped, added, again = await asyncio.gather(wipe(), add(), wipe())
@@ -789,6 +807,9 @@ async def test_r58_many_topics_are_listed_in_turns() -> None:
             reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
         assert reply.body == TopicList(topic_list=list(topics)).encode()
         assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
+    with counted_turns() as turns:
+        await desk.endpoint.unit_topics(RemotingCommand.request(311), desk.connection)
+    assert turns.lines < 200
 
 
 @pytest.mark.counts_turns

@@ -17,6 +17,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicConfig,
     TopicConfigSerializeWrapper,
+    TopicList,
 )
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.json_body import ENTRIES_AT_ONCE, Body, decoded_in_steps, encoded_pieces
@@ -35,6 +36,7 @@ def bodies() -> Iterator[Body]:
         )
         offsets = {f"T{n}@g": {0: n, 1: n} for n in range(size)}
         yield ConsumerOffsetSerializeWrapper(data_version=version, offset_table=offsets)
+        yield TopicList(broker_addr="h:1", topic_list=list(topics))
 
 
 @pytest.mark.parametrize("body", list(bodies()), ids=lambda body: type(body).__name__)

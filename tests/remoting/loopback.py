@@ -106,6 +106,7 @@ class Link:
 
     def __init__(self, processors: Processors | None = None, *, server_side: bool = True) -> None:
         self.loop = HandLoop()
+        self.lost: list[str] = []
         self.transport = RecordingTransport()
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.turn = WriteTurn(loop)
@@ -116,7 +117,7 @@ class Link:
             self.dispatcher,
             server_side=server_side,
             made=lambda _: None,
-            lost=lambda _: None,
+            lost=lambda _: self.lost.append(self.transport.ended),
         )
         self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
 

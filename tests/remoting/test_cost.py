@@ -204,6 +204,15 @@ def test_r58_bytes_that_come_when_the_turn_is_spent_wait_for_the_next(clock: Clo
     assert handled == [7, 8]
 
 
+def test_r58_connections_that_end_when_the_turn_is_spent_are_forgotten_later() -> None:
+    link = Link()
+    link.dispatcher.turn.spend(TURN_S)
+    link.connection.connection_lost(None)
+    assert link.connection.closed and not link.lost
+    link.loop.run_soon()
+    assert len(link.lost) == 1
+
+
 @in_a_loop
 async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() -> None:
     running = most = 0

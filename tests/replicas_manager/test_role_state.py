@@ -309,7 +309,7 @@ class Env:
         begin_ms, end_ms = self.now_ms if since_ms is None else since_ms, self.now_ms + ms
         while (deadline_ms := self.core.next_deadline_ms) is not None and deadline_ms <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
-            for effect in self.on(ev.Tick()):
+            for effect in self.on(ev.TimeCame()):
                 if isinstance(effect, ev.SendHeartbeat):
                     beats.append(effect)
                 else:

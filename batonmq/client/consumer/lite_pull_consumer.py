@@ -99,6 +99,11 @@ class LitePullConsumer(PullConsumer):
             await self._offsets.release(list(self._positions))
         await super().assign(queues, expression)
 
+    def _advice(self) -> str:
+        if self._shared:
+            return "the group shares its queues out, and assigned_queues has those of this member"
+        return "call assign(), or subscribe() before start()"
+
     async def start(self) -> None:
         """Returns after the first rebalance. Topics may be created later. Raises NoNameServerError,
         and ResponseError for an SQL92 expression that a broker refuses."""

@@ -15,10 +15,12 @@ from pathlib import Path
 import msgspec
 
 from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.errors import ArgumentError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.topic_name import is_file_name
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
@@ -178,10 +180,13 @@ class LocalOffsetStore(OffsetStore):
 
     Processes of one user share the file unless their instance names differ; the last write counts.
     A crash leaves the old or the new file. `load` raises BatonError for a file that cannot be
-    read, and names it."""
+    read, and names it. Raises ArgumentError for what cannot be part of the path."""
 
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
         super().__init__()
+        for what, name in (("instance_name", instance_name), ("group", f"{group}.json")):
+            if not is_file_name(name):
+                raise ArgumentError(what, name, "broadcasting needs the name of a file or folder")
         self._path = directory / instance_name / f"{group}.json"
         self._writing = asyncio.Lock()
 

@@ -204,10 +204,14 @@ class PullConsumer(Receiver):
         """`poll` has returned everything below `offset`, or must skip it."""
         self._positions[queue] = self._moved[queue] = offset
 
+    def _advice(self) -> str:
+        """How a queue comes to this consumer."""
+        return "call assign() first"
+
     def position(self, queue: MessageQueue) -> int:
         """The offset after the last message that `poll` returned from an assigned queue."""
         if queue not in self._positions:
-            raise ClientError(f"{queue} is not assigned to this consumer: call assign() first")
+            raise ClientError(f"{queue} is not assigned to this consumer: {self._advice()}")
         return self._positions[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -245,7 +249,7 @@ class PullConsumer(Receiver):
         unreachable broker raises only if no other queue has messages."""
         self._check_running()
         if not self._positions:
-            raise ClientError("no queue is assigned: call assign() first")
+            raise ClientError(f"no queue is assigned: {self._advice()}")
         check_number("timeout_ms", timeout_ms, 0)
         check_number("max_messages", max_messages, 1)
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms

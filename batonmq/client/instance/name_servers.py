@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 from batonmq.client.arguments import check_address, check_text
 from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
+from batonmq.client.instance.topic_route import route_problem
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import (
@@ -173,7 +174,9 @@ class NameServers:
             except RemoteProtocolError as error:  # another server may have a good one
                 answers.failures.append((address, str(error)))
                 return
-            if answers.take(data):
+            if problem := route_problem(data):
+                answers.failures.append((address, problem))
+            elif answers.take(data):
                 self._preferred = index
 
     async def invoke_each(

@@ -139,7 +139,7 @@ async def import_metadata(
         if not dry_run:
             context.confirm(f"import {what} into {', '.join(places.values())}", yes=yes)
         for name, wanted in brokers.items():
-            writer = _Writer(admin, masters[places[name]], done, refused)
+            writer = _GroupWriter(admin, masters[places[name]], done, refused)
             if not dry_run:
                 await writer.write(wanted, with_settings=with_settings)
             if with_users and not dry_run:
@@ -171,7 +171,7 @@ def _entries(acl: AclInfo | None) -> dict[tuple[str | None, str], tuple[object, 
 
 
 @dataclass(slots=True)
-class _Writer:
+class _GroupWriter:
     """Writes what a file has of one broker to one master."""
 
     admin: Admin

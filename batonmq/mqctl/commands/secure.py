@@ -106,7 +106,9 @@ async def secure(
     if action == "status":
         await _status(context)
     elif action in ("enable", "disable"):
-        await _Change(context, "disabled" if action == "disable" else mode, within_s, force).run()
+        await _ModeChange(
+            context, "disabled" if action == "disable" else mode, within_s, force
+        ).run()
     elif action == "rotate" and secrets:
         await SecretRotation(context, folder, step or "", within_s).run()
     elif action == "rotate" and authority:
@@ -274,7 +276,7 @@ def _show(context: CommandContext, made: list[NodeCertificate]) -> None:
 
 
 @dataclass(slots=True)
-class _Change:
+class _ModeChange:
     """One run of enable or disable. `done`: (stage, names of the processes that were restarted)."""
 
     context: CommandContext

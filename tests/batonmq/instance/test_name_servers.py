@@ -13,7 +13,7 @@ from batonmq.client.errors import NoNameServerError
 from batonmq.client.instance.master_calls import MasterCalls
 from batonmq.client.instance.name_servers import NameServers
 from batonmq.client.instance.routes import RouteTable
-from batonmq.protocol.bodies import TopicRouteData
+from batonmq.protocol.bodies import QueueData, TopicRouteData
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
@@ -27,6 +27,7 @@ class Remoting:
         self.asked: list[str] = []
         self.down: set[str] = set()
         self.refusing: set[str] = set()
+        self.route = TopicRouteData()
 
     async def invoke(
         self, address: str, request: RemotingCommand, timeout_ms: float
@@ -36,7 +37,16 @@ class Remoting:
             raise ConnectError(address, "refused")
         if address in self.refusing:
             return RemotingCommand.response_to(request, ResponseCode.NO_PERMISSION, "no such user")
-        return RemotingCommand.response_to(request, body=TopicRouteData().encode())
+        return RemotingCommand.response_to(request, body=self.route.encode())
+
+
+async def test_a_route_of_a_billion_queues_is_not_used() -> None:
+    """Each would become an object. A name server believes what brokers register."""
+    remoting = Remoting()
+    remoting.route.queue_datas = [QueueData(broker_name="b", write_queue_nums=1 << 30)]
+    servers = NameServers(("h:1",), remoting)  # type: ignore[arg-type]
+    with pytest.raises(NoNameServerError, match="names 1073741824 queues"):
+        await servers.route("T", deadline_ms=boot_ms() + 1000)
 
 
 def test_a_look_asks_one_name_server_and_the_next_look_another_one() -> None:

@@ -322,6 +322,7 @@ def test_a_failed_send_says_each_reason_once() -> None:
         "send to topic T not acknowledged after 4 attempts in 9 ms (last: no name server answers; "
         "broker-a: the group has no master; broker-a at h:1: code 14 slave)"
     )
+    assert "after 1 attempt in 9 ms" in str(SendFailedError("T", [refused], 9))
 
 
 async def test_keys_differ_after_each_start() -> None:
