@@ -112,32 +112,22 @@ class PullFrame(msgspec.Struct, gc=False):
         return self.language in (LanguageCode.PYTHON.name, LanguageCode.PYTHON)
 
 
-class _SendFieldsV1(msgspec.Struct, rename="camel", gc=False):
-    """SendMessageRequestHeader: the fields of `SendFields`, in its order, with long names."""
-
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: I32
-    queue_id: I32
-    sys_flag: I32
-    born_timestamp: I64
-    flag: I32
-    properties: str | None = None
-    reconsume_times: I32 | None = None
-    unit_mode: bool | None = None
-    max_reconsume_times: I32 | None = None
-    batch: bool | None = None
-    broker_name: str | None = msgspec.field(name="bname", default=None)
-    relayed: str | None = msgspec.field(name=RELAY_FIELD, default=None)
-
-
-class _SendFrameV1(msgspec.Struct, gc=False):
-    code: int
-    opaque: int
-    ext: _SendFieldsV1 = msgspec.field(name="extFields")
-    flag: int = 0
-
+_ODD_NAMES: Final = {"broker_name": "bname", "relayed": RELAY_FIELD}
+# SendMessageRequestHeader: the fields of `SendFields`, in its order, with long names.
+_SendFieldsV1: Final[Any] = msgspec.defstruct(
+    "SendMessageRequestHeader",
+    [
+        (each.name, each.type, msgspec.field(name=_ODD_NAMES.get(each.name), default=each.default))
+        for each in msgspec.structs.fields(SendFields)
+    ],
+    rename="camel",
+    gc=False,
+)
+_SendFrameV1: Final[Any] = msgspec.defstruct(
+    "SendFrameV1",
+    [("code", int), ("opaque", int), ("extFields", _SendFieldsV1), ("flag", int, 0)],
+    gc=False,
+)
 
 F = TypeVar("F")
 _decode_send = msgspec.json.Decoder(SendFrame, strict=False).decode
@@ -169,7 +159,7 @@ def decode_send(serialize_type: int, header: bytes) -> SendFrame:
         frame = _decode_send_v1(header)
     except NOT_JSON as error:
         raise _refusal(error, header, {}) from error
-    return SendFrame(frame.code, frame.opaque, _as_v2(frame.ext), frame.flag)
+    return SendFrame(frame.code, frame.opaque, _as_v2(frame.extFields), frame.flag)
 
 
 def send_fields(code: int, ext: dict[str, str]) -> SendFields:
@@ -196,7 +186,7 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
     return PullFrame(cmd.code, cmd.opaque, fields, cmd.flag, cmd.language)
 
 
-def _as_v2(fields: _SendFieldsV1) -> SendFields:
+def _as_v2(fields: Any) -> SendFields:
     # Copied by position, since both have the same fields in the same order.
     return SendFields(*msgspec.structs.astuple(fields))
 

@@ -159,11 +159,16 @@ class TopicAdmin:
         force: bool = False,
     ) -> dict[str, str]:
         """Sets every setting on all masters of a cluster, or on one broker (name or address);
-        returns these. To change only some settings, and for `force`, see `change`."""
+        returns these. Attributes are set, or with a sign changed as in `change`. To change only
+        some settings, and for `force`, see `change`."""
         check_topic_name(config.topic_name)
         targets = await self._cluster.targets(cluster, broker)
+        attributes = {
+            key if key[:1] in ("+", "-") else f"+{key}": value
+            for key, value in config.attributes.items()
+        }
         for address in targets.values():
-            await self._put(address, config, config.attributes or {}, force=force)
+            await self._put(address, config, attributes, force=force)
         # The known route may have other queues now; the next use fetches it.
         self._requests.client.routes.forget(config.topic_name)
         return targets

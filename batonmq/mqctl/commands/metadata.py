@@ -183,8 +183,6 @@ class _GroupWriter:
         admin, address = self.admin, self.address
         for config in wanted["topics"].values():
             topic = TopicConfig.decode(msgspec.json.encode(config))
-            # A request to change attributes has a sign before each name: + sets it, - removes it.
-            topic.attributes = {f"+{k}": v for k, v in topic.attributes.items()}
             await admin.topics.create_or_update(topic, broker=address)
             self.done["topics"] += 1
         for config in wanted["groups"].values():

@@ -195,15 +195,15 @@ async def test_every_name_server_has_the_whole_time_to_answer() -> None:
 
 
 async def test_attributes_are_worded_as_brokers_read_them() -> None:
-    """`+key=value` sets; `-key` takes away and must not carry an equals sign."""
+    """`+key=value` sets, also what `config` has returned; `-key` takes away, without a value."""
     async with FakeCluster() as cluster, asyncio.timeout(20):
-        config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": ""})
+        config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": "", "d": "e"})
         async with Admin(cluster.name_server_addresses) as admin:
             await admin.topics.create_or_update(config, cluster=CLUSTER)
         (request,) = (
             r for r in cluster.master().requests if r.code == RequestCode.UPDATE_AND_CREATE_TOPIC
         )
-        assert request.ext["attributes"] == "+a=b,-c"
+        assert request.ext["attributes"] == "+a=b,-c,+d=e"
 
 
 async def test_messages_found_by_key_name_their_broker_group() -> None:
