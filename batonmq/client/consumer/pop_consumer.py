@@ -37,8 +37,6 @@ _ANSWER_MS = 1000
 """For the answer to arrive, after the time for which the broker may hold a POP."""
 _TURN_MS = 1000
 """With several broker groups: how long to wait for one of them before asking the others again."""
-
-
 _REACHED_MS = 3000
 """With several broker groups: how long to look for the master of one of them."""
 
@@ -62,6 +60,8 @@ class PopConsumer(Receiver):
         super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
         self._turns = itertools.count()
+        self._down: set[str] = set()
+        """The broker groups whose master was not reached at the last try: they are asked last."""
 
     async def subscribe(
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
@@ -102,17 +102,21 @@ class PopConsumer(Receiver):
             names = await self._groups_of(topic, deadline_ms)
             turn = next(self._turns) % len(names)
             failure: NoMasterError | None = None
-            for name in names[turn:] + names[:turn]:
+            # A group whose brokers are all down must not keep away what the others have.
+            for name in sorted(names[turn:] + names[:turn], key=self._down.__contains__):
                 now_ms = boot_ms()
+                if failure is not None and name in self._down and now_ms >= deadline_ms:
+                    break
                 until_ms = max(deadline_ms, now_ms)
                 if len(names) > 1:
-                    # A group whose brokers are all down must not keep away what the others have.
                     until_ms = min(until_ms, now_ms + waits_ms + _REACHED_MS)
                 try:
                     wait_ms = min(waits_ms, max(deadline_ms - now_ms, 0))
                     messages = await self._pop(subscription, name, limits, wait_ms, until_ms)
+                    self._down.discard(name)
                 except NoMasterError as error:
                     messages, failure = [], error
+                    self._down.add(name)
                 if messages:
                     self._note_received(messages, began_ms)
                     return messages
