@@ -85,6 +85,8 @@ reference: $(STAMP)
 
 proto: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. batonmq/proto/controller/v1/controller.proto
+	# Nothing calls grpc's experimental class, and its name is that of our own service.
+	sed -i '/part of an EXPERIMENTAL API/,$$d' proto/controller/v1/controller_pb2_grpc.py
 
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
