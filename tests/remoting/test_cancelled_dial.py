@@ -15,31 +15,27 @@ from tests.shared.waiting import until
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_cancellation_that_meets_the_end_of_the_dial_is_not_swallowed(
+async def test_a_cancellation_that_meets_the_end_of_the_dial_is_not_swallowed(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     """Whoever swallows it continues, and who cancelled waits forever (`batonmq up` did)."""
+    client = RemotingClient(name="test")
+    dialled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def run() -> None:
-        client = RemotingClient(name="test")
-        dialled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    async def dial(address: str) -> Any:
+        return await dialled
 
-        async def dial(address: str) -> Any:
-            return await dialled
-
-        monkeypatch.setattr(client, "_dial", dial)
-        caller = asyncio.create_task(client.connection("127.0.0.1:1", timeout_ms=10_000))
-        for _ in range(4):
-            await asyncio.sleep(0)
-        dialled.set_result(object())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        if caller.cancel():
-            with pytest.raises(asyncio.CancelledError):
-                await caller
-        await client.close()
-
-    asyncio.run(run())
+    monkeypatch.setattr(client, "_dial", dial)
+    caller = asyncio.create_task(client.connection("127.0.0.1:1", timeout_ms=10_000))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    dialled.set_result(object())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if caller.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    await client.close()
 
 
 class HeldClient(RemotingClient):
@@ -59,35 +55,28 @@ class HeldClient(RemotingClient):
         return caller
 
 
-def test_who_comes_in_the_turn_of_a_cancelled_dial_gets_a_fresh_one() -> None:
+async def test_who_comes_in_the_turn_of_a_cancelled_dial_gets_a_fresh_one() -> None:
     """Its server answers again: only those who waited for the old dial are told that it ended."""
-
-    async def run() -> None:
-        server, client = RemotingServer(Processors(), name="test"), HeldClient(name="test")
-        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-        early = await client.first_caller(address)
-        client.close_connection(address)
-        late = await client.connection(address)
-        with pytest.raises(ConnectError, match="was ended"):
-            await early
-        assert client.live_connection(address) is late
-        await client.close()
-        await server.close()
-
-    asyncio.run(run())
+    server, client = RemotingServer(Processors(), name="test"), HeldClient(name="test")
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    early = await client.first_caller(address)
+    client.close_connection(address)
+    late = await client.connection(address)
+    with pytest.raises(ConnectError, match="was ended"):
+        await early
+    assert client.live_connection(address) is late
+    await client.close()
+    await server.close()
 
 
-def test_a_caller_that_is_cancelled_in_the_turn_of_its_dial_is_cancelled() -> None:
-    async def run() -> None:
-        client = HeldClient(name="test")
-        caller = await client.first_caller("127.0.0.1:1")
-        client.close_connection("127.0.0.1:1")
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        await client.close()
-
-    asyncio.run(run())
+async def test_a_caller_that_is_cancelled_in_the_turn_of_its_dial_is_cancelled() -> None:
+    client = HeldClient(name="test")
+    caller = await client.first_caller("127.0.0.1:1")
+    client.close_connection("127.0.0.1:1")
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await client.close()
 
 
 def test_a_dial_that_is_ended_in_the_turn_of_its_connection_leaves_none_behind() -> None:

@@ -89,39 +89,35 @@ def test_a_handshake_that_hangs_does_not_keep_a_request_from_another_broker(
     asyncio.run(scenario())
 
 
-def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
-    async def scenario() -> None:
-        tls = node_tls(made, server_mode="permissive")
-        async with serving(tls) as (_, address):
-            for body in (b"", b"small", os.urandom(3_000_000)):
-                assert await ask(address, None, body) == body
-                assert await ask(address, client_tls(made), body) == body
-            both = [ask(address, client_tls(made) if n % 2 else None) for n in range(100)]
-            assert await asyncio.gather(*both) == [b"x"] * 100
-
-    uvloop.run(scenario())
+async def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
+    tls = node_tls(made, server_mode="permissive")
+    async with serving(tls) as (_, address):
+        for body in (b"", b"small", os.urandom(3_000_000)):
+            assert await ask(address, None, body) == body
+            assert await ask(address, client_tls(made), body) == body
+        both = [ask(address, client_tls(made) if n % 2 else None) for n in range(100)]
+        assert await asyncio.gather(*both) == [b"x"] * 100
 
 
-def test_a_permissive_port_knows_who_is_connected_without_tls_and_with_it(made: Authority) -> None:
-    async def scenario() -> None:
-        tls = node_tls(made, server_mode="permissive")
-        async with serving(tls) as (_, address):
-            plain, encrypted = RemotingClient(), RemotingClient(tls=DialTls(client_tls(made)))
-            local = (await plain.connection(address)).local
-            other = (await encrypted.connection(address)).local
-            await plain.invoke(address, RemotingCommand.request(10))
-            await encrypted.invoke(address, RemotingCommand.request(10))
-            state = tls.state
-            assert (state.plain, state.plain_peers, state.plain_taken) == (1, [local], 1)
-            assert (state.encrypted, state.encrypted_peers) == (1, [other])
-            assert state.server_mode == "permissive" and not state.dials
-            await plain.close()
-            await encrypted.close()
-            async with asyncio.timeout(20):
-                await until(lambda: not tls.peers.plain and not tls.peers.encrypted)
-            assert tls.state.plain_taken == 1
-
-    uvloop.run(scenario())
+async def test_a_permissive_port_knows_who_is_connected_without_tls_and_with_it(
+    made: Authority,
+) -> None:
+    tls = node_tls(made, server_mode="permissive")
+    async with serving(tls) as (_, address):
+        plain, encrypted = RemotingClient(), RemotingClient(tls=DialTls(client_tls(made)))
+        local = (await plain.connection(address)).local
+        other = (await encrypted.connection(address)).local
+        await plain.invoke(address, RemotingCommand.request(10))
+        await encrypted.invoke(address, RemotingCommand.request(10))
+        state = tls.state
+        assert (state.plain, state.plain_peers, state.plain_taken) == (1, [local], 1)
+        assert (state.encrypted, state.encrypted_peers) == (1, [other])
+        assert state.server_mode == "permissive" and not state.dials
+        await plain.close()
+        await encrypted.close()
+        async with asyncio.timeout(20):
+            await until(lambda: not tls.peers.plain and not tls.peers.encrypted)
+        assert tls.state.plain_taken == 1
 
 
 def test_an_enforcing_port_refuses_plain_connections_and_says_so(
@@ -141,58 +137,55 @@ def test_an_enforcing_port_refuses_plain_connections_and_says_so(
 
 
 @pytest.mark.parametrize("least", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_both_versions_have_modern_suites_only(made: Authority, least: ssl.TLSVersion) -> None:
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            context = ssl.create_default_context(cafile=str(made.trust))
-            context.maximum_version = least
-            host, _, port = address.rpartition(":")
-            _, writer = await asyncio.open_connection(
-                host, int(port), ssl=context, server_hostname="127.0.0.1"
-            )
-            cipher = writer.get_extra_info("cipher")
-            assert cipher[1] in ("TLSv1.2", "TLSv1.3")
-            assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
-            writer.close()
-            for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-                context.set_ciphers("ALL:@SECLEVEL=0")
-                with pytest.warns(DeprecationWarning):
-                    context.minimum_version = context.maximum_version = old
-                with pytest.raises((ssl.SSLError, ConnectionResetError)):
-                    await asyncio.open_connection(host, int(port), ssl=context)
-
-    uvloop.run(scenario())
-
-
-def test_a_server_of_another_authority_or_host_is_refused(made: Authority, tmp_path: Path) -> None:
-    other = authority(tmp_path / "other")
-
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            with pytest.raises(ConnectError, match="certificate of the peer is refused"):
-                await ask(address, client_tls(other))
-            assert await ask(address, client_tls(other, auth_server=False)) == b"x"
-        path = str(made.issue("elsewhere.pem", ["broker/a/2"], ["elsewhere.example"]).path)
-        tls = node_tls(made)
-        config = tls.config
-        there = Tls(
-            type(config)(
-                server_mode="enforcing",
-                server_cert_path=path,
-                server_key_path=path,
-                server_trust_cert_path=str(made.trust),
-            ),
-            check_certificate,
+async def test_both_versions_have_modern_suites_only(
+    made: Authority, least: ssl.TLSVersion
+) -> None:
+    async with serving(node_tls(made)) as (_, address):
+        context = ssl.create_default_context(cafile=str(made.trust))
+        context.maximum_version = least
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(
+            host, int(port), ssl=context, server_hostname="127.0.0.1"
         )
-        async with serving(there) as (_, address):
-            with pytest.raises(ConnectError, match="IP address mismatch"):
-                await ask(address, client_tls(made))
-            assert await ask(address, client_tls(made, check_host=False)) == b"x"
+        cipher = writer.get_extra_info("cipher")
+        assert cipher[1] in ("TLSv1.2", "TLSv1.3")
+        assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
+        writer.close()
+        for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            with pytest.warns(DeprecationWarning):
+                context.minimum_version = context.maximum_version = old
+            with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                await asyncio.open_connection(host, int(port), ssl=context)
 
-    uvloop.run(scenario())
+
+async def test_a_server_of_another_authority_or_host_is_refused(
+    made: Authority, tmp_path: Path
+) -> None:
+    other = authority(tmp_path / "other")
+    async with serving(node_tls(made)) as (_, address):
+        with pytest.raises(ConnectError, match="certificate of the peer is refused"):
+            await ask(address, client_tls(other))
+        assert await ask(address, client_tls(other, auth_server=False)) == b"x"
+    path = str(made.issue("elsewhere.pem", ["broker/a/2"], ["elsewhere.example"]).path)
+    tls = node_tls(made)
+    config = tls.config
+    there = Tls(
+        type(config)(
+            server_mode="enforcing",
+            server_cert_path=path,
+            server_key_path=path,
+            server_trust_cert_path=str(made.trust),
+        ),
+        check_certificate,
+    )
+    async with serving(there) as (_, address):
+        with pytest.raises(ConnectError, match="IP address mismatch"):
+            await ask(address, client_tls(made))
+        assert await ask(address, client_tls(made, check_host=False)) == b"x"
 
 
 def test_a_port_that_needs_client_certificates(made: Authority, tmp_path: Path) -> None:
@@ -234,7 +227,7 @@ async def answer_to(address: str, data: bytes) -> bytes:
         writer.close()
 
 
-def test_r58_garbage_behind_the_first_byte_ends_only_its_connection(made: Authority) -> None:
+async def test_r58_garbage_behind_the_first_byte_ends_only_its_connection(made: Authority) -> None:
     record = b"\x16\x03\x01"
     pieces = [
         record + b"\xff\xff" + b"x" * 70_000,  # an oversized record
@@ -245,17 +238,13 @@ def test_r58_garbage_behind_the_first_byte_ends_only_its_connection(made: Author
         b"\x80\x2e\x01\x00\x02",  # SSL 2
         os.urandom(300),
     ]
-
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            for piece in pieces:
-                await asyncio.wait_for(answer_to(address, piece), 10)
-                assert await ask(address, client_tls(made)) == b"x"
-
-    uvloop.run(scenario())
+    async with serving(node_tls(made)) as (_, address):
+        for piece in pieces:
+            await asyncio.wait_for(answer_to(address, piece), 10)
+            assert await ask(address, client_tls(made)) == b"x"
 
 
-def test_r58_half_open_handshakes_hold_no_place(
+async def test_r58_half_open_handshakes_hold_no_place(
     made: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More idle and half-open connections than places: a client that comes last gets in, and all
@@ -263,30 +252,26 @@ def test_r58_half_open_handshakes_hold_no_place(
     monkeypatch.setattr(tls_listener, "UNPROVEN_MAX", 8)
     monkeypatch.setattr(tls_listener, "PROVE_S", 0.5)
     hello = _client_hello()
+    async with serving(node_tls(made)) as (_, address):
+        host, _, port = address.rpartition(":")
+        idle = [socket.create_connection((host, int(port))) for _ in range(30)]
+        for sock in idle[::2]:
+            sock.sendall(hello[: len(hello) // 2])
+        assert await ask(address, client_tls(made)) == b"x"
+        for sock in idle:
+            sock.setblocking(False)
+        loop = asyncio.get_running_loop()
 
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            host, _, port = address.rpartition(":")
-            idle = [socket.create_connection((host, int(port))) for _ in range(30)]
-            for sock in idle[::2]:
-                sock.sendall(hello[: len(hello) // 2])
-            assert await ask(address, client_tls(made)) == b"x"
-            for sock in idle:
-                sock.setblocking(False)
-            loop = asyncio.get_running_loop()
-
-            async def ended(sock: socket.socket) -> None:
-                try:
-                    while await loop.sock_recv(sock, 4096):
-                        pass
-                except ConnectionResetError:
+        async def ended(sock: socket.socket) -> None:
+            try:
+                while await loop.sock_recv(sock, 4096):
                     pass
+            except ConnectionResetError:
+                pass
 
-            await asyncio.wait_for(asyncio.gather(*map(ended, idle)), 20)
-            for sock in idle:
-                sock.close()
-
-    uvloop.run(scenario())
+        await asyncio.wait_for(asyncio.gather(*map(ended, idle)), 20)
+        for sock in idle:
+            sock.close()
 
 
 def _client_hello() -> bytes:
@@ -297,26 +282,23 @@ def _client_hello() -> bytes:
     return outgoing.read()
 
 
-def test_a_server_that_closes_says_its_farewell_under_tls(made: Authority) -> None:
+async def test_a_server_that_closes_says_its_farewell_under_tls(made: Authority) -> None:
     said: list[int] = []
 
     def heard(cmd: RemotingCommand, connection: Connection) -> None:
         said.append(int(cmd.ext["taken"]))
 
-    async def scenario() -> None:
-        processors = Processors()
-        processors.register(77, heard)
-        async with serving(node_tls(made)) as (server, address):
-            client = RemotingClient(processors, tls=DialTls(client_tls(made)))
-            await client.invoke(address, RemotingCommand.request(10))
-            (connection,) = server.connections
-            connection.farewell = lambda taken: RemotingCommand.request(77, {"taken": taken})
-            connection.close("the server stops")
-            (theirs,) = client.connections
-            await until(lambda: said == [1] and theirs.closed)
-            await client.close()
-
-    uvloop.run(scenario())
+    processors = Processors()
+    processors.register(77, heard)
+    async with serving(node_tls(made)) as (server, address):
+        client = RemotingClient(processors, tls=DialTls(client_tls(made)))
+        await client.invoke(address, RemotingCommand.request(10))
+        (connection,) = server.connections
+        connection.farewell = lambda taken: RemotingCommand.request(77, {"taken": taken})
+        connection.close("the server stops")
+        (theirs,) = client.connections
+        await until(lambda: said == [1] and theirs.closed)
+        await client.close()
 
 
 def test_open_connections_outlive_new_certificates_and_a_bad_one_is_refused(
@@ -358,48 +340,44 @@ async def _serial(address: str) -> str:
     return str(hash(found))
 
 
-def test_another_authority_takes_over_and_no_connection_is_refused(made: Authority) -> None:
+async def test_another_authority_takes_over_and_no_connection_is_refused(made: Authority) -> None:
     """Each step alone, with a server and a client at the step before and after it."""
+    tls = node_tls(made)
+    dials = DialTls(client_tls(made))
+    first = made.trust.read_bytes()
 
-    async def scenario() -> None:
-        tls = node_tls(made)
-        dials = DialTls(client_tls(made))
-        first = made.trust.read_bytes()
+    async def dialled() -> None:
+        client = RemotingClient(tls=dials)
+        assert (await client.invoke(address, RemotingCommand.request(10))).code == 0
+        await client.close()
 
-        async def dialled() -> None:
-            client = RemotingClient(tls=dials)
-            assert (await client.invoke(address, RemotingCommand.request(10))).code == 0
-            await client.close()
-
-        async with serving(tls) as (_, address):
-            open_since_before = RemotingClient(tls=DialTls(client_tls(made)))
-            await open_since_before.connection(address)
-            assert made.rotation() == "none"
-            made.trust_next()
-            assert made.rotation() == "trusted" and made.trust.read_bytes().startswith(first)
-            await dialled()  # before the server has taken it
-            assert tls.reload() and len(tls.state.trusted) == 2
-            await dialled()
-            made.issue("late.pem", ["broker/a/2"], HOSTS)  # by the old one still
-            made.issue_by_next()
-            assert made.rotation() == "renewed"
-            await dialled()
-            assert tls.reload()
-            await dialled()
-            with pytest.raises(ConnectError):
-                replace_file(made.folder / "former.crt", first)
-                await ask(address, ClientTls(trust_cert_path=str(made.folder / "former.crt")))
-            made.drop_former()
-            assert made.rotation() == "none" and first not in made.trust.read_bytes()
-            await dialled()
-            assert tls.reload() and len(tls.state.trusted) == 1
-            await dialled()
-            assert check_certificate(tls.config)
-            reply = await open_since_before.invoke(address, RemotingCommand.request(10))
-            assert reply.code == 0
-            await open_since_before.close()
-
-    uvloop.run(scenario())
+    async with serving(tls) as (_, address):
+        open_since_before = RemotingClient(tls=DialTls(client_tls(made)))
+        await open_since_before.connection(address)
+        assert made.rotation() == "none"
+        made.trust_next()
+        assert made.rotation() == "trusted" and made.trust.read_bytes().startswith(first)
+        await dialled()  # before the server has taken it
+        assert tls.reload() and len(tls.state.trusted) == 2
+        await dialled()
+        made.issue("late.pem", ["broker/a/2"], HOSTS)  # by the old one still
+        made.issue_by_next()
+        assert made.rotation() == "renewed"
+        await dialled()
+        assert tls.reload()
+        await dialled()
+        with pytest.raises(ConnectError):
+            replace_file(made.folder / "former.crt", first)
+            await ask(address, ClientTls(trust_cert_path=str(made.folder / "former.crt")))
+        made.drop_former()
+        assert made.rotation() == "none" and first not in made.trust.read_bytes()
+        await dialled()
+        assert tls.reload() and len(tls.state.trusted) == 1
+        await dialled()
+        assert check_certificate(tls.config)
+        reply = await open_since_before.invoke(address, RemotingCommand.request(10))
+        assert reply.code == 0
+        await open_since_before.close()
 
 
 def test_a_change_of_the_authority_continues_after_a_crash_in_each_step(
@@ -442,40 +420,36 @@ def test_a_change_of_the_authority_continues_after_a_crash_in_each_step(
     assert made.rotation() == "none" and len(made.issued()) == 3
 
 
-def test_r58_a_crowd_that_begins_handshakes_and_stops(made: Authority) -> None:
+async def test_r58_a_crowd_that_begins_handshakes_and_stops(made: Authority) -> None:
     """2,000 of them: the server keeps UNPROVEN_MAX sockets, the oldest goes first. A client that
     was there is answered meanwhile on its connection, and one that comes last gets in."""
     hello = _client_hello()
-
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (server, address):
-            living = RemotingClient(tls=DialTls(client_tls(made)))
-            before = (await living.connection(address)).local
-            host, _, port = address.rpartition(":")
-            loop = asyncio.get_running_loop()
-            descriptors = len(os.listdir("/proc/self/fd"))
-            crowd: list[socket.socket] = []
-            try:
-                for number in range(2_000):
-                    crowd.append(socket.socket())
-                    crowd[-1].setblocking(False)
-                    await loop.sock_connect(crowd[-1], (host, int(port)))
-                    crowd[-1].send(hello[: 1 + number % (len(hello) - 1)])
-                    if number % 100 == 0:
-                        reply = await living.invoke(address, RemotingCommand.request(10, body=b"y"))
-                        assert reply.body == b"y"
-                assert await ask(address, client_tls(made)) == b"x"
-                ours = len(os.listdir("/proc/self/fd")) - descriptors - len(crowd)
-                assert ours <= tls_listener.UNPROVEN_MAX + 16
-                assert (await living.connection(address)).local == before
-            finally:
-                for sock in crowd:
-                    sock.close()
-            async with asyncio.timeout(20):
-                await until(lambda: len(server.connections) == 1)
-            await living.close()
-
-    uvloop.run(scenario())
+    async with serving(node_tls(made)) as (server, address):
+        living = RemotingClient(tls=DialTls(client_tls(made)))
+        before = (await living.connection(address)).local
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        crowd: list[socket.socket] = []
+        try:
+            for number in range(2_000):
+                crowd.append(socket.socket())
+                crowd[-1].setblocking(False)
+                await loop.sock_connect(crowd[-1], (host, int(port)))
+                crowd[-1].send(hello[: 1 + number % (len(hello) - 1)])
+                if number % 100 == 0:
+                    reply = await living.invoke(address, RemotingCommand.request(10, body=b"y"))
+                    assert reply.body == b"y"
+            assert await ask(address, client_tls(made)) == b"x"
+            ours = len(os.listdir("/proc/self/fd")) - descriptors - len(crowd)
+            assert ours <= tls_listener.UNPROVEN_MAX + 16
+            assert (await living.connection(address)).local == before
+        finally:
+            for sock in crowd:
+                sock.close()
+        async with asyncio.timeout(20):
+            await until(lambda: len(server.connections) == 1)
+        await living.close()
 
 
 class _Talk:
@@ -515,16 +489,13 @@ class _Talk:
         return bytes(await self.until_done(lambda: self._session.read(1 << 16)))
 
 
-def test_r58_a_client_that_sends_byte_by_byte_is_served(made: Authority) -> None:
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address), _Talk(made, address) as slow:
-            request = encode_frame(RemotingCommand.request(10, body=b"slow"))
-            assert (await slow.exchange(request)).endswith(b"slow")
-
-    uvloop.run(scenario())
+async def test_r58_a_client_that_sends_byte_by_byte_is_served(made: Authority) -> None:
+    async with serving(node_tls(made)) as (_, address), _Talk(made, address) as slow:
+        request = encode_frame(RemotingCommand.request(10, body=b"slow"))
+        assert (await slow.exchange(request)).endswith(b"slow")
 
 
-def test_r58_hellos_beyond_every_limit_end_only_their_connection(made: Authority) -> None:
+async def test_r58_hellos_beyond_every_limit_end_only_their_connection(made: Authority) -> None:
     """A hello that names 16 MiB, in records of the full length; one of as many records as the
     peer likes, without an end."""
     record = b"\x16\x03\x01\x40\x00"
@@ -532,60 +503,49 @@ def test_r58_hellos_beyond_every_limit_end_only_their_connection(made: Authority
         record + b"\x01\xff\xff\xff\x03\x03" + b"x" * (0x4000 - 6) + (record + b"x" * 0x4000) * 40,
         (b"\x16\x03\x01\x00\x01\x01") + b"\x16\x03\x01\x00\x01\x00" * 5_000,
     ]
-
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (server, address):
-            for piece in pieces:
-                async with asyncio.timeout(20):
-                    await answer_to(address, piece)
-                assert await ask(address, client_tls(made)) == b"x"
+    async with serving(node_tls(made)) as (server, address):
+        for piece in pieces:
             async with asyncio.timeout(20):
-                await until(lambda: not server.connections)
-
-    uvloop.run(scenario())
-
-
-def test_r58_a_port_without_tls_closes_what_begins_with_a_handshake(made: Authority) -> None:
-    async def scenario() -> None:
-        async with serving(None) as (_, address):
-            living = RemotingClient()
-            await living.invoke(address, RemotingCommand.request(10))
-            async with asyncio.timeout(20):
-                assert await answer_to(address, _client_hello()) == b""
-                with pytest.raises(ConnectError):
-                    await ask(address, client_tls(made))
-            await living.invoke(address, RemotingCommand.request(10))
-            assert len(living.connections) == 1
-            await living.close()
-
-    uvloop.run(scenario())
+                await answer_to(address, piece)
+            assert await ask(address, client_tls(made)) == b"x"
+        async with asyncio.timeout(20):
+            await until(lambda: not server.connections)
 
 
-def test_r58_a_client_cannot_renegotiate(made: Authority) -> None:
+async def test_r58_a_port_without_tls_closes_what_begins_with_a_handshake(made: Authority) -> None:
+    async with serving(None) as (_, address):
+        living = RemotingClient()
+        await living.invoke(address, RemotingCommand.request(10))
+        async with asyncio.timeout(20):
+            assert await answer_to(address, _client_hello()) == b""
+            with pytest.raises(ConnectError):
+                await ask(address, client_tls(made))
+        await living.invoke(address, RemotingCommand.request(10))
+        assert len(living.connections) == 1
+        await living.close()
+
+
+async def test_r58_a_client_cannot_renegotiate(made: Authority) -> None:
     """`R` asks s_client for it: TLS 1.2 has it, and a server that takes part pays for it."""
-
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            living = RemotingClient(tls=DialTls(client_tls(made)))
-            await living.invoke(address, RemotingCommand.request(10))
-            stranger = await asyncio.create_subprocess_exec(
-                "openssl", "s_client", "-connect", address, "-tls1_2",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )  # fmt: skip
-            assert stranger.stdin is not None and stranger.stdout is not None
-            said = b""
-            async with asyncio.timeout(30):
-                while b"Verify return code" not in said:
-                    said += await stranger.stdout.read(4096)
-                stranger.stdin.write(b"R\n")
-                said, _ = await stranger.communicate()
-            assert b"RENEGOTIATING" in said and b"no renegotiation" in said
-            await living.invoke(address, RemotingCommand.request(10))
-            assert len(living.connections) == 1
-            await living.close()
-
-    uvloop.run(scenario())
+    async with serving(node_tls(made)) as (_, address):
+        living = RemotingClient(tls=DialTls(client_tls(made)))
+        await living.invoke(address, RemotingCommand.request(10))
+        stranger = await asyncio.create_subprocess_exec(
+            "openssl", "s_client", "-connect", address, "-tls1_2",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        assert stranger.stdin is not None and stranger.stdout is not None
+        said = b""
+        async with asyncio.timeout(30):
+            while b"Verify return code" not in said:
+                said += await stranger.stdout.read(4096)
+            stranger.stdin.write(b"R\n")
+            said, _ = await stranger.communicate()
+        assert b"RENEGOTIATING" in said and b"no renegotiation" in said
+        await living.invoke(address, RemotingCommand.request(10))
+        assert len(living.connections) == 1
+        await living.close()
 
 
 def test_no_half_of_a_certificate_is_ever_in_use(
@@ -634,7 +594,7 @@ def test_hundreds_of_signals_cost_one_reading_of_the_files(
     asyncio.run(scenario())
 
 
-def test_certificates_that_are_not_valid_yet_and_empty_trust(
+async def test_certificates_that_are_not_valid_yet_and_empty_trust(
     made: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither serves, at a start or a reload; and none of a client opens a port."""
@@ -645,27 +605,23 @@ def test_certificates_that_are_not_valid_yet_and_empty_trust(
         early = made.issue("early.pem", ["admin"], HOSTS).path
     config = tls.config
     served, unripe = Path(config.server_cert_path), early.read_bytes()
-    kept, trusted = served.read_bytes(), made.trust.read_bytes()
-
-    async def scenario() -> None:
-        async with serving(tls) as (_, address):
-            with pytest.raises(ConnectError):
-                await ask(address, client_tls(made, cert_path=str(early)))
-            shown = client_tls(made, cert_path=str(good))
-            assert await ask(address, shown) == b"x"
-            replace_file(served, unripe)
-            assert not tls.reload() and "valid from" in tls.refusal
-            with pytest.raises(TlsError, match="valid from"):
+    kept, trusted = served.read_bytes(), made.trust.read_bytes()  # noqa: ASYNC240
+    async with serving(tls) as (_, address):
+        with pytest.raises(ConnectError):
+            await ask(address, client_tls(made, cert_path=str(early)))
+        shown = client_tls(made, cert_path=str(good))
+        assert await ask(address, shown) == b"x"
+        replace_file(served, unripe)
+        assert not tls.reload() and "valid from" in tls.refusal
+        with pytest.raises(TlsError, match="valid from"):
+            Tls(config, check_certificate)
+        replace_file(served, kept)
+        for bad in (b"", b"\n", trusted[:200]):
+            replace_file(made.trust, bad)
+            assert not tls.reload() and tls.refusal
+            with pytest.raises(TlsError):
                 Tls(config, check_certificate)
-            replace_file(served, kept)
-            for bad in (b"", b"\n", trusted[:200]):
-                replace_file(made.trust, bad)
-                assert not tls.reload() and tls.refusal
-                with pytest.raises(TlsError):
-                    Tls(config, check_certificate)
-                with pytest.raises(TlsError):
-                    DialTls(shown)
-            replace_file(made.trust, trusted)
-            assert tls.reload() and await ask(address, shown) == b"x"
-
-    uvloop.run(scenario())
+            with pytest.raises(TlsError):
+                DialTls(shown)
+        replace_file(made.trust, trusted)
+        assert tls.reload() and await ask(address, shown) == b"x"

@@ -145,38 +145,33 @@ async def test_of_a_queue_that_is_given_up_meanwhile_nothing_is_committed(moment
     assert scene.progress == []
 
 
-def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Locked, and consumed. 2. No renewal came in time. 3. It is locked again, and continues.
     4. The broker gave the lock to another member: it stops at once."""
     now_ms = 1_000_000
     monkeypatch.setattr(orderly_service, "boot_ms", lambda: now_ms)
+    listener, reader = Listener(), Reader(1)
+    scene = Scene(OrderlyService, listener)
 
-    async def run() -> None:
-        nonlocal now_ms
-        listener, reader = Listener(), Reader(1)
-        scene = Scene(OrderlyService, listener)
+    async def comes(offset: int) -> None:
+        reader.process_queue.put([message(offset)], offset + 1)
+        scene.service.arrived(reader)
+        await asyncio.gather(*scene.service._consuming.values())
 
-        async def comes(offset: int) -> None:
-            reader.process_queue.put([message(offset)], offset + 1)
-            scene.service.arrived(reader)
-            await asyncio.gather(*scene.service._consuming.values())
-
-        assert await scene.service.acquire(reader)
-        await comes(1)
-        assert scene.progress == [1, 2]
-        now_ms += orderly_service.LOCK_LIVE_MS
-        await comes(2)
-        assert scene.progress == [1, 2]
-        assert await scene.service.acquire(reader)
-        await comes(3)
-        assert scene.progress == [1, 2, 3, 4]
-        scene.held.clear()
-        assert not await scene.service.acquire(reader)
-        await comes(4)
-        assert scene.progress == [1, 2, 3, 4]
-        await scene.service.close()
-
-    asyncio.run(run())
+    assert await scene.service.acquire(reader)
+    await comes(1)
+    assert scene.progress == [1, 2]
+    now_ms += orderly_service.LOCK_LIVE_MS
+    await comes(2)
+    assert scene.progress == [1, 2]
+    assert await scene.service.acquire(reader)
+    await comes(3)
+    assert scene.progress == [1, 2, 3, 4]
+    scene.held.clear()
+    assert not await scene.service.acquire(reader)
+    await comes(4)
+    assert scene.progress == [1, 2, 3, 4]
+    await scene.service.close()
 
 
 async def test_a_queue_is_unlocked_when_its_last_listener_call_has_ended() -> None:
@@ -232,27 +227,24 @@ async def test_r57_a_queue_stays_locked_until_its_listener_has_ended_however_lon
 
 
 @pytest.mark.parametrize("loss", ["given up", "lock lost", "closing"])
-def test_r57_a_queue_that_was_lost_while_its_messages_waited_for_a_slot_is_not_consumed(
+async def test_r57_a_queue_that_was_lost_while_its_messages_waited_for_a_slot_is_not_consumed(
     loss: str,
 ) -> None:
-    async def run() -> None:
-        listener, reader = Listener(), Reader(1)
-        scene = Scene(OrderlyService, listener, concurrency=1)
-        async with scene.service._slots:
-            assert await scene.service.acquire(reader)
-            await until(lambda: not reader.process_queue.waiting)
-            if loss == "given up":
-                reader.process_queue.dropped = True
-            elif loss == "lock lost":
-                reader.process_queue.locked_until_ms = 0
-            else:
-                scene.service._closing.set()
-        await until(lambda: not scene.service._consuming)
-        assert listener.seen == [] and scene.progress == []
-        assert reader.process_queue.waiting == 1, "it is consumed when the lock is back"
-        await scene.service.close()
-
-    asyncio.run(run())
+    listener, reader = Listener(), Reader(1)
+    scene = Scene(OrderlyService, listener, concurrency=1)
+    async with scene.service._slots:
+        assert await scene.service.acquire(reader)
+        await until(lambda: not reader.process_queue.waiting)
+        if loss == "given up":
+            reader.process_queue.dropped = True
+        elif loss == "lock lost":
+            reader.process_queue.locked_until_ms = 0
+        else:
+            scene.service._closing.set()
+    await until(lambda: not scene.service._consuming)
+    assert listener.seen == [] and scene.progress == []
+    assert reader.process_queue.waiting == 1, "it is consumed when the lock is back"
+    await scene.service.close()
 
 
 async def test_r57_a_listener_that_does_not_end_is_cancelled_and_its_queue_unlocked_after() -> None:

@@ -261,8 +261,7 @@ async def test_only_subscribed_tags_arrive_and_the_rest_counts_as_done() -> None
         wanted = fill(cluster, 4, start=4, tag="Mine")
         fill(cluster, 4, start=8, tag="Other")
         collector = Collector()
-        consumer = consumer_of(cluster, collector, expression="Mine || Never")
-        async with consumer:
+        async with consumer_of(cluster, collector, expression="Mine || Never"):
             await collector.until(4)
         assert sorted(collector.bodies) == wanted
         offsets = cluster.groups["broker-a"].offsets
@@ -279,8 +278,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
             both.wait()
             threads.append(threading.current_thread().name)
 
-        consumer = consumer_of(cluster, listener)
-        async with consumer:
+        async with consumer_of(cluster, listener):
             await until(lambda: len(threads) == 2)
         assert all(name.startswith(f"consume-{GROUP}") for name in threads)
 
@@ -328,8 +326,7 @@ async def test_a_queue_given_away_hands_over_its_offset() -> None:
     async with cluster_with_topic() as cluster:
         collector = Collector()
         offsets = cluster.groups["broker-a"].offsets
-        consumer = consumer_of(cluster, collector)
-        async with consumer:
+        async with consumer_of(cluster, collector) as consumer:
             fill(cluster, 4)
             queue = MessageQueue(TOPIC, "broker-a", 3)
             await until(lambda: consumer._offsets.known(queue) == 1)
@@ -443,8 +440,7 @@ async def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
         cluster.master().store(TOPIC, 0, b"bad")
         cluster.master().store(TOPIC, 0, b"good")
         options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1)
-        consumer = consumer_of(cluster, listener, options)
-        async with consumer:
+        async with consumer_of(cluster, listener, options) as consumer:
             await until(lambda: (b"bad", 2) in seen)
             queue = MessageQueue(TOPIC, "broker-a", 0)
             assert (b"good", 0) in seen
@@ -467,8 +463,7 @@ async def test_an_exception_of_the_listener_counts_as_failed(
         async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
             raise KeyError("?") if messages[0].body == b"other" else ValueError("no")
 
-        consumer = consumer_of(cluster, listener)
-        async with consumer:
+        async with consumer_of(cluster, listener):
             await until(lambda: len(cluster.master().sent_back) == 10)
     reported = [record for record in caplog.records if "listener_failed" in record.message]
     counts = [record.message.split()[-1] for record in reported if "ValueError" in record.message]
@@ -495,8 +490,7 @@ async def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
         options = PushConsumerOptions(
             from_where=ConsumeFromWhere.FIRST, pull=PullOptions(batch=8, limits=limits)
         )
-        consumer = consumer_of(cluster, listener, options)
-        async with consumer:
+        async with consumer_of(cluster, listener, options) as consumer:
             await until(lambda: all(len(r.process_queue) == 16 for r in consumer._readers.values()))
             pulls = cluster.master().codes().count(RequestCode.PULL_MESSAGE)
             assert pulls == 8, "two pulls of 8 per queue, then no more"
@@ -612,8 +606,7 @@ async def test_ack_index_splits_a_batch() -> None:
         options = PushConsumerOptions(
             from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(batch=10)
         )
-        consumer = consumer_of(cluster, listener, options)
-        async with consumer:
+        async with consumer_of(cluster, listener, options):
             await until(lambda: len(broker.sent_back) == 2)
         assert {r.ext["delayLevel"] for r in broker.sent_back} == {"5"}
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 3
@@ -643,8 +636,7 @@ async def test_a_queue_locked_by_another_member_is_left_alone() -> None:
         broker = cluster.master()
         broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
         broker.locks[GROUP, TOPIC, 2] = "somebody"
-        consumer = consumer_of(cluster, Collector(), orderly=True)
-        async with consumer:
+        async with consumer_of(cluster, Collector(), orderly=True) as consumer:
             assert [q.queue_id for q in consumer.assigned_queues] == [0, 1, 3]
             del broker.locks[GROUP, TOPIC, 2]
             await consumer.rebalance()
@@ -733,8 +725,7 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
         for group in cluster.groups.values():
             del group.topics[TOPIC]
         collector = Collector()
-        consumer = consumer_of(cluster, collector)
-        async with consumer:
+        async with consumer_of(cluster, collector) as consumer:
             assert consumer.assigned_queues == ()
             cluster.add_topic(TOPIC)
             expected = fill(cluster, 4)
@@ -750,8 +741,7 @@ async def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
         broker.before[RequestCode.GET_CONSUMER_LIST_BY_GROUP].append(
             answer(ResponseCode.SYSTEM_ERROR, "no consumer for this group")
         )
-        consumer = consumer_of(cluster, Collector())
-        async with consumer:
+        async with consumer_of(cluster, Collector()) as consumer:
             assert len(consumer.assigned_queues) == 4
             assert broker.codes().count(RequestCode.HEART_BEAT) >= 2
 

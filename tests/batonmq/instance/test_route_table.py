@@ -80,22 +80,18 @@ def test_a_forgotten_route_names_no_master() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_who_waits_for_a_route_when_the_client_closes_is_told_so(is_cancelled: bool) -> None:
+async def test_who_waits_for_a_route_when_the_client_closes_is_told_so(is_cancelled: bool) -> None:
     """It is not cancelled itself, or whoever it works for would be left waiting."""
-
-    async def run() -> None:
-        servers = Mock()
-        servers.route = lambda *_, **__: asyncio.get_running_loop().create_future()
-        connections = Connections("127.0.0.1:1")
-        connections._name_servers = servers
-        caller = asyncio.create_task(RouteTable(connections, Mock()).get("T"))
-        await until(lambda: connections._tasks)
-        closing = asyncio.create_task(connections.disconnect())
-        await until(lambda: not connections._tasks or caller.done())
-        if is_cancelled:
-            assert caller.cancel()
-        with pytest.raises(asyncio.CancelledError if is_cancelled else ClientClosedError):
-            await caller
-        await closing
-
-    asyncio.run(run())
+    servers = Mock()
+    servers.route = lambda *_, **__: asyncio.get_running_loop().create_future()
+    connections = Connections("127.0.0.1:1")
+    connections._name_servers = servers
+    caller = asyncio.create_task(RouteTable(connections, Mock()).get("T"))
+    await until(lambda: connections._tasks)
+    closing = asyncio.create_task(connections.disconnect())
+    await until(lambda: not connections._tasks or caller.done())
+    if is_cancelled:
+        assert caller.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else ClientClosedError):
+        await caller
+    await closing
