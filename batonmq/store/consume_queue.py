@@ -130,10 +130,6 @@ class ConsumeQueue:
     def __len__(self) -> int:
         return self.max_offset - self._minimum
 
-    # `len` counts messages; without this an empty queue would be false.
-    def __bool__(self) -> bool:
-        return True
-
     # Writing.
 
     def append_unit(self, phy_offset: int, size: int, tags_code: int) -> None:

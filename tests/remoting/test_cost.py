@@ -15,7 +15,7 @@ from batonmq.remoting import budget as budget_module
 from batonmq.remoting import command as command_module
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake as intake_module
-from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, Places, TurnBudget
+from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, Paced, Places, TurnBudget
 from batonmq.remoting.command import (
     BUFFER_SIZE,
     HEADER_SIZE_MAX,
@@ -330,6 +330,29 @@ def test_r58_a_frame_that_waits_for_handlers_is_not_late(clock: Clock) -> None:
     assert not memory.run("a", -9) and memory.run("a", -1)
     link.loop.advance(0.05)
     assert (a.rooms, b.rooms) == (1, 0) and not a.aborted and not b.aborted
+
+
+@in_a_loop
+async def test_a_handler_that_waits_for_a_turn_learns_that_it_is_cancelled(clock: Clock) -> None:
+    budget, ended = TurnBudget(asyncio.get_running_loop()), list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async def handler() -> None:
+        await Paced(budget, work())
+
+    task = asyncio.ensure_future(handler())
+    await asyncio.sleep(0)
+    budget.spend(TURN_S)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert ended == ["cancelled"] and task.cancelled()
 
 
 @in_a_loop
