@@ -36,8 +36,9 @@ POP = {"default_message_request_mode": "POP", "default_pop_share_queue_num": 0}
         ("abc", 1, "b", [2, 3]),
         ("abc", 1, "c", [0, 1, 3]),
         ("abc", 1, "x", []),
+        ("abc", 1, "aa", []),
         ("abcd", 1, "d", [0, 3]),
-        ("abcde", 1, "e", [0]),
+        ("abcdef", 1, "f", [1]),
     ],
 )
 def test_a_member_pops_its_own_share_and_those_behind_it(members, share_num, own, numbers):
@@ -55,7 +56,7 @@ class Rig:
 
     def __init__(self, members: list[str], *answers: object, **config: object) -> None:
         self.now_ms = 0
-        self.perm = 6
+        self.config: TopicConfig | None = TopicConfig(read_queue_nums=1)
         self.invoke = AsyncMock(side_effect=answers)
         settings = {
             "name_servers": ("n1", "n2"),
@@ -67,7 +68,7 @@ class Rig:
         self._processor = AssignmentProcessor(
             Mock(clock_ms=lambda: self.now_ms),
             Mock(
-                get=lambda topic: TopicConfig(topic_name=topic, read_queue_nums=1, perm=self.perm),
+                get=lambda topic: self.config,
                 request_modes=Mock(get=lambda topic, group: None),
             ),
             AsyncMock(return_value=members),
@@ -114,14 +115,16 @@ async def test_the_share_of_a_member(fields, config, members, numbers):
 
 async def test_a_route_is_kept_for_a_while_and_longer_while_no_name_server_answers():
     gone, unknown = ConnectError("n1", "refused"), Mock(code=17)
-    rig = Rig(["m1"], gone, route("a", 2), unknown, OSError(), gone, gone, gone, gone)
+    rig = Rig(["m1"], gone, route("a", 2), unknown, OSError(), *[gone] * 6)
     for at_ms, asked in ((0, 2), (ROUTE_KEPT_MS - 1, 2), (ROUTE_KEPT_MS, 4), (9_999, 4)):
         rig.now_ms = at_ms
         assert await rig.ask() == [("a", 0), ("a", 1)]
         assert rig.invoke.await_count == asked
     assert await rig.ask(topic="U") == [("own", 0)], "of a topic without a route its own queues"
-    rig.perm = 2
+    rig.config = TopicConfig(read_queue_nums=1, perm=2)
     assert await rig.ask(topic="V") is None
+    rig.config = None
+    assert await rig.ask(topic="W") is None
 
 
 async def test_r58_so_many_routes_are_kept(monkeypatch):
