@@ -669,7 +669,8 @@ async def test_r31_after_a_failover_the_new_master_hears_all_offsets_again() -> 
     async with cluster_with_topic() as cluster:
         fill(cluster, 8)
         collector = Collector()
-        async with consumer_of(cluster, collector) as consumer:
+        options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=10)
+        async with consumer_of(cluster, collector, options) as consumer:
             await collector.until(8)
             await consumer._offsets.persist()
             offsets = cluster.groups["broker-a"].offsets
