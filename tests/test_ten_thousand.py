@@ -260,8 +260,15 @@ class World:
             tables.offsets.commit("everywhere", f"T{number}", 0, number)
             beat = heartbeat(f"c{number}", "T1", group="members")
             clients.heartbeat(beat, Channel(), 0, 479, self.service.path.clock_ms())
-            body = _registration({f"T{number}": TopicConfig(topic_name=f"T{number}"), "T": TOPIC})
-            self.routes.register(_broker(number), body, 0)
+            own = {name: TopicConfig(topic_name=name) for name in (f"T{number}", f"own{number}")}
+            self.routes.register(_broker(number), _registration(own), 0)
+        # Each group has T as its second topic. Registered one after the other that takes seconds.
+        topics = self.routes._topics
+        for number, of_group in enumerate(topics._of_group.values()):
+            del topics.groups_of[f"own{number}"], of_group[f"own{number}"]
+            of_group["T"] = TOPIC
+        topics.groups_of["T"] = tuple(topics._of_group)
+        self.routes.check_invariants()
 
 
 TOPIC = TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1)
