@@ -32,7 +32,11 @@ SOAK_TEST_S = 4 * 3600
 # `make test` draws the same examples every time; a find of a random search would end a run that
 # changed nothing. `make soak` searches with new seeds, and prints with a find how to have it again.
 settings.register_profile(
-    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "search", settings.get_profile("same"), derandomize=False, print_blob=True, max_examples=2000
