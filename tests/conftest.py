@@ -18,7 +18,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from batonmq.runtime import sockets
+from batonmq.runtime import disk, sockets
 from tests import running
 
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
@@ -70,6 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # A broker that a test kills in its own process would keep thousands of them for all others.
     setattr(sockets, "HELD_MAX", 0)  # noqa: B010  it is Final
+
+
+@pytest.fixture
+def disk_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is lost: a sync that succeeds need not wait for the disk."""
+    monkeypatch.setattr(disk, "fsync", lambda fd: None)
+    monkeypatch.setattr(disk, "fdatasync", lambda fd: None)
 
 
 @pytest.fixture

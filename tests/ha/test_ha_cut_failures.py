@@ -15,15 +15,9 @@ from batonmq.ha import config
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.replicas_manager.events import BecomeMaster
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
-from batonmq.runtime import disk
 from batonmq.store.errors import StoreFailedError
 
-
-@pytest.fixture(autouse=True)
-def disk_without_waits(monkeypatch):
-    """No power is lost here: a sync that succeeds need not wait for the disk."""
-    monkeypatch.setattr(disk, "fsync", lambda fd: None)
-    monkeypatch.setattr(disk, "fdatasync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("disk_without_waits")
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,8 @@ from batonmq.store.file_handles import UNREADABLE
 from lab.cluster.fault_points import _paths
 from lab.cluster.up import rounds
 
+pytestmark = pytest.mark.usefixtures("disk_without_waits")
+
 FOREVER_MS = 2**62
 SEED = int(os.environ.get("BATONMQ_DISK_SEED", "0"))
 PER_GROUP = rounds(1, 12)
@@ -38,13 +40,6 @@ LOOKS = ("stat", "listdir", "scandir", "statvfs")
 TOPICS = ("T", "U")
 FULL = ("ENOSPC", "EDQUOT", "EMFILE")
 BAD = ("EIO", "EROFS", "EUCLEAN", "EBADMSG")
-
-
-@pytest.fixture(autouse=True)
-def disk_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost here: a sync that succeeds need not wait for the disk."""
-    monkeypatch.setattr(disk, "fsync", lambda fd: None)
-    monkeypatch.setattr(disk, "fdatasync", lambda fd: None)
 
 
 class Life:

@@ -17,24 +17,18 @@ from kill_walk import walk_kills
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import BatonError, CorruptLogError
-from batonmq.runtime import disk
 from batonmq.store.errors import CutUnfinishedError, StoreFailedError
 from batonmq.store.message_store import MessageStore
 from lab.cluster.up import rounds
 from tests.shared.cut_steps import STEPS
+
+pytestmark = pytest.mark.usefixtures("disk_without_waits")
 
 RULES = ["changes * ENOSPC", "* * EIO"]
 KINDS = ["clean", "unclean", "unverified", "master", "damaged", "again"]
 SEGMENT = 8192
 RECORDS = 24
 STRIDE = rounds(5, 1)
-
-
-@pytest.fixture(autouse=True)
-def disk_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost here: a sync that succeeds need not wait for the disk."""
-    monkeypatch.setattr(disk, "fsync", lambda fd: None)
-    monkeypatch.setattr(disk, "fdatasync", lambda fd: None)
 
 
 @dataclass
