@@ -48,10 +48,6 @@ MEMORY = Path("/dev/shm")
 MEMORY_LEAST = 4 << 30
 
 
-def has_memory() -> bool:
-    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_LEAST
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite",
@@ -65,7 +61,8 @@ HELD_DESCRIPTORS = sockets.HELD_MAX
 
 def pytest_configure(config: pytest.Config) -> None:
     running.show_stacks_on_demand()
-    if str(config.getoption("markexpr")).startswith("not process") and has_memory():
+    has_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_LEAST
+    if has_memory and str(config.getoption("markexpr")).startswith("not process"):
         # Syncs need not wait for a disk. Clusters of processes would fill the memory.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # A broker that a test kills in its own process would keep thousands of them for all others.
