@@ -337,14 +337,6 @@ async def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(
     assert checkpoint_then != end
 
 
-async def test_timers_flush_derived_data_and_the_checkpoint(rig):
-    store = rig.open_master(flush_interval_consume_queue=1)
-    store.start(asyncio.get_running_loop(), pytest.fail)
-    end = rig.put_confirmed(store, b"m")
-    await until(lambda: store._files.checkpoint.recovery_offset == end)
-    store.abandon()
-
-
 def test_g4_a_confirmed_end_above_the_own_log_shows_nothing_that_comes_later(rig):
     master, _ = master_with(rig, 2)
     data = log_of(master)

@@ -113,14 +113,19 @@ async def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offse
     assert reader.process_queue.size_bytes == 0
 
 
-async def test_what_was_sent_back_is_consumed() -> None:
+@pytest.mark.parametrize(
+    ("model", "calls"), [(MessageModel.CLUSTERING, ["send_back"]), (MessageModel.BROADCASTING, [])]
+)
+async def test_what_failed_is_sent_back_or_given_up(model: MessageModel, calls: list[str]) -> None:
+    """A retry goes to one member of the group, whichever that is: none while broadcasting."""
     listener, reader = Listener(LATER), Reader(1)
     scene = Scene(ConcurrentService, listener, concurrency=1)
+    scene.service._model = model
     scene.service.start()
     scene.service.arrived(reader)
     await until(lambda: scene.progress == [1])
     await scene.service.close()
-    assert scene.calls == ["send_back"]
+    assert scene.calls == calls
 
 
 @pytest.mark.parametrize("moment", ["listener", "send back"])
@@ -423,18 +428,6 @@ async def test_queues_are_unlocked_at_all_brokers_though_one_hangs() -> None:
     async with asyncio.timeout(10):
         await scene.service.release(readers)
     assert scene.calls == ["b", "c"]
-
-
-async def test_a_broadcasting_member_gives_a_failed_message_up() -> None:
-    """A retry would go to one member of the group, whichever that is."""
-    listener, reader = Listener(LATER), Reader(1)
-    scene = Scene(ConcurrentService, listener, concurrency=1)
-    scene.service._model = MessageModel.BROADCASTING
-    scene.service.start()
-    scene.service.arrived(reader)
-    await until(lambda: scene.progress == [1])
-    await scene.service.close()
-    assert scene.calls == []
 
 
 @pytest.mark.parametrize(
