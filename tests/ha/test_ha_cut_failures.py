@@ -6,24 +6,15 @@ Each of these scenarios lost what both replicas, or the new master alone, had co
 import asyncio
 import os
 from contextlib import suppress
-from functools import partial
 
 import pytest
 from failing_disk import failing
 
-from batonmq.ha import config
-from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.replicas_manager.events import BecomeMaster
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
 from batonmq.store.errors import StoreFailedError
 
 pytestmark = pytest.mark.usefixtures("disk_without_waits")
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch):
-    policy = partial(SlavePolicy, diverged_retry_ms=20)
-    monkeypatch.setattr(config, "SlavePolicy", policy)
 
 
 async def crash(node):
