@@ -114,7 +114,9 @@ def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
         f"    mark = pathlib.Path({str(mark)!r} + str(n))\n"
         f"    assert {passes_alone} and mark.exists(), mark.touch()\n"
     )
-    ring = Ring("busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=min(tests, 2))
+    ring = Ring(
+        "busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=min(tests, 2)
+    )
     (outcome,) = run_all([ring], strict=True, soak=False)
     # Outside its root pytest names a file by a part of its path: which part depends on the root.
     tests_of_file = (name.partition("::")[2] for name in outcome.failed)
