@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,12 +62,6 @@ async def serve(folder: Path, answer: Answer) -> asyncio.Server:
             writer.close()
 
     return await asyncio.start_unix_server(talk, sock=sock, limit=LINE_MAX)
-
-
-def withdraw(folder: Path) -> None:
-    """Its end was asked for: a socket that stays tells `mqctl verdict` of a kill."""
-    with suppress(OSError):
-        (folder / SOCKET).unlink(missing_ok=True)
 
 
 async def ask(folder: Path, asked: Mapping[str, str]) -> Mapping[str, str]:

@@ -56,7 +56,6 @@ def announce(cluster_file: Path) -> None:
     if hint is None:
         return
     try:
-        hint.parent.mkdir(parents=True, exist_ok=True)
         show_file(hint, f"{cluster_file}\n")
     except OSError as error:
         log.debug("cluster_hint_not_written file=%s reason=%s", hint, error)

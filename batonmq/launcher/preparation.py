@@ -127,12 +127,10 @@ def needed_bytes_of(layout: Layout) -> int:
 
 
 def check_folder(layout: Layout) -> None:
-    """Makes the data folder. Raises StartError for a missing permission or a full disk, OSError."""
+    """Makes the data folder. Raises StartError for a full disk, OSError."""
     folder: Path = layout.data_dir
     needed_bytes = needed_bytes_of(layout)
     folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StartError(f"--data {folder}: no right to write there")
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise StartError(
@@ -247,22 +245,20 @@ def write_configs(layout: Layout) -> None:
     yet.
 
     Raises OSError (no right, no disk space) as it comes, and TlsError."""
-    if layout.controllers and not layout.raft_password_file.exists():
-        layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
-        make_password(layout.raft_password_file)
     if layout.secure != "disabled":
         make_certificates(layout)
     for node in layout.nodes:
         node.python_file.unlink(missing_ok=True)  # a new start is of this installation
         write_config(layout, node)
+    if layout.controllers and not layout.raft_password_file.exists():
+        make_password(layout.raft_password_file)
     # For a start without --config: no store opens with segments of another size.
     _keep(layout.data_dir / _LAST_SETTINGS, layout.overrides)
 
 
 def write_config(layout: Layout, node: Node) -> None:
     """Raises OSError."""
-    for folder in (node.config.parent, node.pid_file.parent, node.data_dir):
-        folder.mkdir(parents=True, exist_ok=True)
+    node.data_dir.mkdir(parents=True, exist_ok=True)
     _keep(node.config, config_of(layout, node))
 
 

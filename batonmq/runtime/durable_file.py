@@ -133,6 +133,7 @@ def replace_file(
     keep_previous: bool = False,
     shared: bool = False,
     mode: int = 0o644,
+    durable: bool = True,
 ) -> None:
     """Writes `data` to `path`, durable on return; creates the parent folder. `keep_previous`: the
     former content becomes `<path>.bak`. `shared`: other processes may replace the file at the same
@@ -142,16 +143,18 @@ def replace_file(
     owner = f".{os.getpid()}" if shared else ""
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
     try:
-        _write_new(temp, data, mode)
+        _write_new(temp, data, mode, durable=durable)
         # A link, not a rename: `path` must exist at each moment.
         if keep_previous and path.exists():
             _link_over(path, backup_path(path), mode)
         disk.replace(temp, path)
     except OSError:
         if shared:  # no other process would overwrite this temporary file
-            disk.remove(temp)
+            with contextlib.suppress(OSError):
+                disk.remove(temp)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 class SnapshotOrder:
@@ -197,18 +200,13 @@ def replace_with_twin(path: Path, data: bytes) -> None:
 
 
 def show_file(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Writes `path` by a rename, so that readers never see a part of it. Does not sync. Raises
-    OSError that names `path`; then the old content stays."""
-    temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
+    """As `replace_file` for what readers may see at any moment, but does not sync. Raises OSError
+    that names `path`; then the old content stays."""
+    data = content.encode() if isinstance(content, str) else content
     try:
-        temp.touch(mode)
-        temp.write_bytes(content.encode() if isinstance(content, str) else content)
-        disk.replace(temp, path)
+        replace_file(path, data, shared=True, mode=mode, durable=False)
     except OSError as error:
         error.filename, error.filename2 = str(path), None
-        # Its name has this process's id, so no later call would overwrite or remove it.
-        with contextlib.suppress(OSError):
-            disk.remove(temp)
         raise
 
 
@@ -287,11 +285,12 @@ def load_with_backup(
     raise UnreadableFileError(path, tuple(reasons))
 
 
-def _write_new(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
+def _write_new(path: Path, data: bytes | memoryview, mode: int, *, durable: bool = True) -> None:
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         write_all(fd, data, 0)
-        disk.fsync(fd)
+        if durable:
+            disk.fsync(fd)
     finally:
         disk.close(fd)
 

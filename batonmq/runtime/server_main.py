@@ -166,7 +166,6 @@ def run_server(
         return 2
     if arguments.pid_file is not None:
         try:
-            arguments.pid_file.parent.mkdir(parents=True, exist_ok=True)
             show_file(arguments.pid_file, f"{os.getpid()}\n")
         except OSError as exc:
             if not disk.is_short(exc):

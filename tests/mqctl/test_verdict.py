@@ -6,6 +6,8 @@ import inspect
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -380,6 +382,24 @@ def test_the_kill_of_a_supervisor_is_no_stop(tmp_path: Path, left: str, incident
     (tmp_path / "run" / left).mkdir(parents=True)
     causes = judge(from_folders([tmp_path], lambda: True)).causes
     assert incident in {each.incident for each in causes}
+
+
+def test_what_needs_a_new_start_while_it_runs_is_restarted_by_its_supervisor(
+    tmp_path: Path,
+) -> None:
+    """`batonmq broker -c` was offered, which finds the folder in use."""
+    pid_file = tmp_path / "run" / "broker-0.pid"
+    broker = {"config": "broker-0.yaml", "address": "h:1", "name": "broker-a"}
+    document = {"brokers": [broker], "supervisorPid": os.getpid()}
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    argv = [sys.executable, "-c", "input()", "--pid-file", str(pid_file)]
+    for runs, start in ((True, "mqctl up restart h:1"), (False, "batonmq broker -c")):
+        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+            pid_file.parent.mkdir(exist_ok=True)
+            pid_file.write_text(str(process.pid if runs else 0))
+            (node,) = from_folders([tmp_path], lambda: True).nodes
+            process.communicate(b"\n")
+        assert node.start.startswith(start)
 
 
 # Who may be restarted.

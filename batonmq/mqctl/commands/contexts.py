@@ -71,5 +71,4 @@ def _keep(known: dict[str, dict[str, str]]) -> None:
     if file is None:
         raise CommandFailed("this user has no home folder to keep them in")
     with disk_failures(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
         show_file(file, json.dumps(known, indent=2) + "\n")

@@ -115,27 +115,31 @@ def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[NodeEvidence
         address = str(entry.get("address", ""))
         port = address.rpartition(":")[2]
         node_id = controllers.get(str(int(port) + 2), "") if port.isdigit() else ""
-        node = _local_node(folder, name, NAME_SERVER, address)
+        node = _local_node(folder, name, NAME_SERVER, address, supervised)
         if node_id:
             facts = controller_facts(folder / name / "controller", node_id, ids)
             node = replace(node, controller=facts)
         nodes.append(node)
     for entry in document.get("brokers", ()):
         name = Path(str(entry.get("config", ""))).stem
-        node = _local_node(folder, name, BROKER, str(entry.get("address", "")))
+        node = _local_node(folder, name, BROKER, str(entry.get("address", "")), supervised)
         store = store_facts(folder / name)
         nodes.append(replace(node, group=str(entry.get("name", "")), store=store))
     return nodes, supervised
 
 
-def _local_node(folder: Path, name: str, kind: NodeKind, address: str) -> NodeEvidence:
+def _local_node(
+    folder: Path, name: str, kind: NodeKind, address: str, supervised: bool
+) -> NodeEvidence:
     """A process of the cluster in `folder`."""
     pid_file = folder / "run" / f"{name}.pid"
     pid = serves(pid_file)
     what = "broker" if kind == BROKER else "namesrv"
+    start = f"batonmq {what} -c {folder}/conf/{name}.yaml --pid-file {pid_file}"
     return replace(
         _node(folder / name, name, kind, address),
-        start=f"batonmq {what} -c {folder}/conf/{name}.yaml --pid-file {pid_file}",
+        # While it runs its folder is locked, and another one could not start.
+        start=f"mqctl up restart {address}" if pid and supervised else start,
         process=process_facts(pid) if pid else ProcessFacts(),
     )
 
