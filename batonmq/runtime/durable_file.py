@@ -217,6 +217,8 @@ def write_named(path: Path, content: str | bytes) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         mode = stat.S_IFREG | 0o644
+    if not path.parent.is_dir():  # a slip of the pen makes no folder
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if stat.S_ISREG(mode):
         show_file(path.resolve(), content, stat.S_IMODE(mode))
     else:

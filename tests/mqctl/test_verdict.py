@@ -392,9 +392,11 @@ def test_what_needs_a_new_start_while_it_runs_is_restarted_by_its_supervisor(
     broker = {"config": "broker-0.yaml", "address": "h:1", "name": "broker-a"}
     document = {"brokers": [broker], "supervisorPid": os.getpid()}
     (tmp_path / "cluster.json").write_text(json.dumps(document))
-    argv = [sys.executable, "-c", "input()", "--pid-file", str(pid_file)]
+    argv = [sys.executable, "-c", "print(flush=True); input()", "--pid-file", str(pid_file)]
     for runs, start in ((True, "mqctl up restart h:1"), (False, "batonmq broker -c")):
-        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # before, its command line may not be there yet
             pid_file.parent.mkdir(exist_ok=True)
             pid_file.write_text(str(process.pid if runs else 0))
             (node,) = from_folders([tmp_path], lambda: True).nodes
