@@ -29,7 +29,6 @@ from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import (
-    UnreadableFileError,
     backup_path,
     load_with_backup,
     replace_file,
@@ -206,23 +205,20 @@ class EpochFileCache:
         self._load()
 
     def _load(self) -> None:
-        try:
-            loaded = load_with_backup(
-                self.path, lambda data: (decode_entries(data), data), is_twin=True
-            )
-        except UnreadableFileError as error:
-            raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
+        loaded = load_with_backup(
+            self.path, lambda data: (decode_entries(data), data), is_twin=True
+        )
         if loaded is None:
             self._redo.load(b"")
             return
-        entries, content = loaded.value
+        (entries, content), why = loaded
         continued = self._redo.load(digest(content))
         if order_fault((*entries, *continued)):
             raise CorruptLogError(str(self._redo.path), 0, order_fault((*entries, *continued)))
         self._entries = with_ends((*entries, *continued))
-        if loaded.from_backup:
-            log.warning("epoch_file_from_backup file=%s reason=%s", self.path, loaded.reason)
-        if loaded.from_backup or continued:
+        if why:
+            log.warning("epoch_file_from_backup file=%s reason=%s", self.path, why)
+        if why or continued:
             self._replace(self._entries)
         elif _same_content(backup_path(self.path), content):
             self._base = digest(content)

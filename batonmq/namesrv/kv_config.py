@@ -60,11 +60,11 @@ class KVConfig:
         self._writer: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Raises UnreadableFileError (a ValueError) for a file that cannot be used."""
+        """Raises CorruptLogError for a file that cannot be used, OSError."""
         if self._path is None:
             return
         loaded = load_with_backup(self._path, _parse)
-        self._table = loaded.value if loaded is not None else {}
+        self._table = loaded[0] if loaded is not None else {}
         self._size = sum(
             _size(namespace, key, value)
             for namespace, pairs in self._table.items()

@@ -38,7 +38,7 @@ class NamesrvService:
     """`await start()`, then `await close()`. `port` is the one bound.
 
     A `controller` configuration is used only with enableControllerInNamesrv. `start` raises
-    OSError for a taken port and ValueError for unusable files."""
+    OSError for a taken port and CorruptLogError for unusable files."""
 
     def __init__(
         self,

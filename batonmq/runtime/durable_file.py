@@ -8,11 +8,11 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 
 T = TypeVar("T")
@@ -232,30 +232,13 @@ def remove_file(path: Path) -> None:
         sync_directory(path.parent)
 
 
-class UnreadableFileError(ValueError):
-    """Neither the file nor its `.bak` is usable; `reasons` has the cause for each."""
-
-    def __init__(self, path: Path, reasons: tuple[str, ...]) -> None:
-        super().__init__(f"{path}: " + "; ".join(reasons))
-        self.path = path
-        self.reasons = reasons
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded(Generic[T]):
-    """`reason`: why the main file was not used; "" if it was."""
-
-    value: T
-    from_backup: bool
-    reason: str
-
-
 def load_with_backup(
     path: Path, parse: Callable[[bytes], T], *, is_twin: bool = False
-) -> Loaded[T] | None:
-    """Reads `path`, or `<path>.bak` if it is missing, empty, or refused by `parse` (ValueError).
-    None if neither exists. `is_twin`: `.bak` has the same content, so it also serves where the disk
-    cannot read `path`. Raises UnreadableFileError if none can be used, OSError."""
+) -> tuple[T, str] | None:
+    """The value in `path`, or in `<path>.bak` if that is missing, empty, or refused by `parse`
+    (ValueError), and why it is from `.bak`, "" if it is not; None if neither exists. `is_twin`:
+    `.bak` has the same content, so it also serves where the disk cannot read `path`. Raises
+    CorruptLogError, with the reasons, if none can be used, OSError."""
     reasons: list[str] = []
     found = False
     for candidate in (path, backup_path(path)):
@@ -281,10 +264,11 @@ def load_with_backup(
         except ValueError as error:
             reasons.append(f"{candidate.name}: {error}")
             continue
-        return Loaded(value, from_backup=candidate != path, reason=reasons[0] if reasons else "")
+        return value, reasons[0] if reasons else ""
     if not found:
         return None
-    raise UnreadableFileError(path, tuple(reasons))
+    # To go on without the file would silently forget what is in it.
+    raise CorruptLogError(str(path), 0, "; ".join(reasons))
 
 
 def _write_new(path: Path, data: bytes | memoryview, mode: int, *, durable: bool = True) -> None:

@@ -186,7 +186,7 @@ class ConsumerFilterManager:
             return []
         self._dirty = self._remove_old()
         filters = list(map(dict, self._groups.values()))
-        return [self._file.write_of_made(lambda: _table_of(filters))]
+        return [self._file.write_of(lambda: _table_of(filters))]
 
 
 def _table_of(groups: list[dict[str, ConsumerFilterData]]) -> ConsumerFilterTable:

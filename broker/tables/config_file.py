@@ -14,13 +14,12 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from batonmq.protocol.bodies import DataVersion
-from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
+from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.json_body import Body, encoded_parts
 from batonmq.protocol.topic_name import is_file_name
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import (
     SnapshotOrder,
-    UnreadableFileError,
     load_with_backup,
     replace_file,
 )
@@ -45,19 +44,16 @@ class ConfigFile(Generic[B]):
         """The body, or None if neither the file nor its `.bak` exists. Raises CorruptLogError, with
         the reasons, if neither of those that exist can be used; OSError if the disk cannot read
         one."""
-        try:
-            loaded = load_with_backup(self.path, self._parse)
-        except UnreadableFileError as error:
-            # To start without the file would silently forget topics, groups or offsets.
-            raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
+        loaded = load_with_backup(self.path, self._parse)
         if loaded is None:
             return None
-        if loaded.from_backup:
-            log.warning("config_file_from_backup file=%s reason=%s", self.path, loaded.reason)
+        body, why = loaded
+        if why:
+            log.warning("config_file_from_backup file=%s reason=%s", self.path, why)
             if self.path.exists():
                 # As Java does: the bad file must not become the `.bak` of the next write.
                 disk.unlink(self.path)
-        return loaded.value
+        return body
 
     def _parse(self, data: bytes) -> B:
         try:
@@ -65,13 +61,9 @@ class ConfigFile(Generic[B]):
         except RemoteProtocolError as error:
             raise ValueError(str(error)) from error
 
-    def write_of(self, body: B) -> Callable[[], None]:
-        """A function that writes `body` durably; any thread may call it. `body` must not change any
-        more. It writes nothing if a later body was written, or the file has this content."""
-        return self.write_of_made(lambda: body)
-
-    def write_of_made(self, make: Callable[[], B]) -> Callable[[], None]:
-        """The same for a body that is made in the writing thread."""
+    def write_of(self, make: Callable[[], B]) -> Callable[[], None]:
+        """A function that writes what `make` returns durably, for any thread. It writes nothing if
+        a later body was written, or the file has this content."""
         return self._order.ordered(functools.partial(self._write, make))
 
     def _write(self, make: Callable[[], B]) -> None:
@@ -153,7 +145,8 @@ class ConfigManager(Generic[B]):
         if not self._dirty:
             return []
         self._dirty = False
-        return [self._file.write_of(self.wrapper())]
+        body = self.wrapper()
+        return [self._file.write_of(lambda: body)]
 
 
 class NamedTable(ConfigManager[B], Generic[B, C]):

@@ -13,8 +13,7 @@ import pytest
 
 from batonmq.namesrv import kv_config
 from batonmq.namesrv.kv_config import TABLE_SIZE_MAX, VALUE_SIZE_MAX, KVConfig
-from batonmq.protocol.errors import BrokerRefusal
-from batonmq.runtime.durable_file import UnreadableFileError
+from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
 from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.power_cut import CHANGES
 
@@ -172,5 +171,5 @@ def test_r58_a_write_that_cannot_begin_is_answered(
 def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kv.json"
     path.write_bytes(content)
-    with pytest.raises(UnreadableFileError, match=str(path)):
+    with pytest.raises(CorruptLogError, match=str(path)):
         opened(path)

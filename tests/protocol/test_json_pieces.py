@@ -44,7 +44,7 @@ def test_pieces_are_the_whole(body: Body, tmp_path: Path) -> None:
     assert b"".join(encoded_pieces(body)) == body.encode()
     assert decoded(type(body), body.encode()) == body
     file = ConfigFile(tmp_path / "table.json", type(body))
-    file.write_of(body)()
+    file.write_of(lambda: body)()
     assert file.path.read_bytes() == msgspec.json.format(body.encode(), indent=1)
 
 

@@ -231,7 +231,7 @@ def test_the_previous_content_stays_beside_the_new_one(tmp_path: Path) -> None:
         found = both(left / "f")
         assert found == ("new", "old") if returned else found[0] in ("old", "new"), what
         loaded = load_with_backup(left / "f", bytes.decode)
-        assert loaded is not None and loaded.value in ("old", "new"), what
+        assert loaded is not None and loaded[0] in ("old", "new"), what
 
 
 def test_twins_are_both_durable_on_return(tmp_path: Path) -> None:
