@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -707,6 +709,35 @@ def test_a_log_whose_folder_may_not_be_read_is_no_lost_store(
     assert not store.is_empty and not list(_lost_stores(evidence))
     whys = [each.why for each in evidence.sources if each.name.startswith("log of")]
     assert whys == ["cannot be read: Permission denied"]
+
+
+def test_a_disk_that_fails_at_any_look_costs_only_what_is_there(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad page of a queue ended the command, on the day for which it was made."""
+    for name in ("config/topics.json", "consumequeue/T/0/" + "0" * 20, "index/1", "suspect"):
+        (folders[0] / name).parent.mkdir(parents=True, exist_ok=True)
+        (folders[0] / name).write_bytes(bytes(40))
+    looks: list[str] = []
+    number = 0
+
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any, *args: Any, **more: Any) -> Any:
+            if str(folders[0].parent) in str(path):
+                looks.append(str(path))
+                if len(looks) == number:
+                    raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path, *args, **more)
+
+        return look
+
+    for owner, call in ((os, "stat"), (os, "scandir"), (os, "listdir"), (os, "open"), (io, "open")):
+        monkeypatch.setattr(owner, call, guarded(getattr(owner, call)))
+    while number <= len(looks):
+        looks.clear()
+        number += 1
+        judge(from_folders(folders, lambda: True))
+    assert number > 100
 
 
 def test_r47_an_unread_log_still_shows_another_lineage(folders: list[Path]) -> None:

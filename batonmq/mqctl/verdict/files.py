@@ -387,7 +387,7 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
     faults: list[FaultEvidence] = []
     counts: dict[str, dict[int, int]] = {}
     beyond: dict[int, tuple[int, Path]] = {}
-    for queue in sorted((folder / "consumequeue").glob("*/*")):
+    for queue in _below(folder / "consumequeue", "*/*", "consume-queue", faults):
         if not until():
             break
         queue_id = natural_number(queue.name, INT_MAX)
@@ -408,8 +408,8 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
             FaultEvidence("consume-queue", str(queue), f"its last unit points to {offset}")
         )
         beyond = {}
-    for path in sorted((folder / "index").glob("*")):
-        if path.is_file() and (what := _index_fault(path)):
+    for path in _below(folder / "index", "*", "index", faults):
+        if os.path.isfile(path) and (what := _index_fault(path)):
             faults.append(FaultEvidence("index", str(path), what))
     return replace(
         facts,
@@ -419,6 +419,14 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
         queues={topic: max(of) + 1 for topic, of in counts.items()},
         lags=_lags(folder, counts),
     )
+
+
+def _below(folder: Path, pattern: str, kind: str, faults: list[FaultEvidence]) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError as error:
+        faults.append(FaultEvidence(kind, str(folder), f"cannot be read: {error.strerror}"))
+        return []
 
 
 def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
