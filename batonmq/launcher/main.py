@@ -52,18 +52,14 @@ def _begin_to_load() -> ForkServer:
     return fork_server
 
 
-def _check_watchdog(seconds: float) -> None:
-    if seconds != 0 and not LEAST_WATCHDOG_S <= seconds < math.inf:
-        raise click.UsageError(
-            f"--watchdog is {seconds:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
-        )
-
-
-def _failed(command: str, error: StartError) -> int:
+def _failed(command: str, error: StartError | OSError) -> int:
     """Says why it ended; gives the exit code."""
-    click.echo(f"batonmq {command}: {error}", err=True)
-    _report_failed(str(error), error.exit_code)
-    return error.exit_code
+    from batonmq.runtime import disk
+
+    why, code = disk.described(error), getattr(error, "exit_code", 1)
+    click.echo(f"batonmq {command}: {why}", err=True)
+    _report_failed(why, code)
+    return code
 
 
 def _report_failed(why: str, exit_code: int) -> None:
@@ -156,7 +152,6 @@ def up(
     A folder keeps its size, ports and settings; a new one has those in []. `mqctl up` changes it
     while it runs. DIR/cluster.json has addresses, pids and roles for scripts."""
     _need_server_extra()
-    _check_watchdog(watchdog)
     # First: it loads beside the imports below.
     fork_server = _begin_to_load()
     import uvloop
@@ -164,8 +159,12 @@ def up(
     from batonmq.launcher import preparation
     from batonmq.launcher.layout import LayoutError, plan
     from batonmq.launcher.up import run_up
-    from batonmq.runtime import disk
 
+    if watchdog != 0 and not LEAST_WATCHDOG_S <= watchdog < math.inf:
+        raise click.UsageError(
+            f"--watchdog is {watchdog:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
+        )
+    watchdog_s = watchdog if respawn else 0.0  # nothing else starts a hung process again
     try:
         layout = plan(
             data,
@@ -178,15 +177,11 @@ def up(
             last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),
         )
-    except LayoutError as exc:
-        raise click.UsageError(str(exc)) from exc
-    except OSError as exc:
-        sys.exit(_failed("up", preparation.StartError(disk.described(exc))))
-    watchdog_s = watchdog if respawn else 0.0  # nothing else starts a hung process again
-    try:
         work = run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         sys.exit(uvloop.run(work))
-    except preparation.StartError as exc:
+    except LayoutError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except (preparation.StartError, OSError) as exc:
         sys.exit(_failed("up", exc))
 
 
@@ -211,7 +206,6 @@ def demo(
 
     from batonmq.launcher.demo import DemoOptions, run_demo
     from batonmq.launcher.preparation import StartError
-    from batonmq.runtime import disk
 
     if kills < 1 or replicas < 2:
         raise click.UsageError("at least one kill and two replicas are needed")
@@ -226,10 +220,8 @@ def demo(
                 as_json=as_json,
             )
             code = uvloop.run(run_demo(options, fork_server))
-    except StartError as exc:
+    except (StartError, OSError) as exc:
         code = _failed("demo", exc)
-    except OSError as exc:
-        code = _failed("demo", StartError(disk.described(exc)))
     sys.exit(code)
 
 
