@@ -16,8 +16,8 @@ from lab.cluster.java import JavaError, is_fetched, missing_tools, prepared_clas
 class Ring:
     """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
 
-    `marks` chooses tests of pytest in `folders`, whose files are shared out to so many `workers`;
-    `command`, if there is one, is what Python runs instead.
+    `marks` chooses tests of pytest in `folders`, whose files are shared out to so many `workers`:
+    the longest file is named first. `command`, if there is one, is what Python runs instead.
     `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
     `after`: rings that must be over before it begins; it runs beside all others, and its
@@ -95,7 +95,6 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
-ROOMS_WITH_PROCESSES = ("process", "packaging", "examples", "controller", "namesrv", "store")
 # fast, java and process come one after the other: their tests wait for answers in time. What they
 # leave of two cores, about a third, is for rings that can wait, from the beginning.
 RINGS = (
@@ -114,7 +113,7 @@ RINGS = (
         missing_tools,
         prepare=_prepare_java,
         after=("fast",),
-        folders=("tests/interop",),
+        folders=("tests/interop/test_java_switch.py", "tests/interop"),
         workers=2,
     ),
     Ring(
@@ -135,7 +134,15 @@ RINGS = (
         1800,
         missing_for_some=_missing_for_alerts,
         after=("java",),
-        folders=tuple(f"tests/{room}" for room in ROOMS_WITH_PROCESSES),
+        folders=(
+            "tests/process/test_fault_trials.py",
+            "tests/process",
+            "tests/packaging",
+            "tests/examples",
+            "tests/controller",
+            "tests/namesrv",
+            "tests/store",
+        ),
         workers=2,
         soaks=True,
     ),
