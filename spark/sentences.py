@@ -10,17 +10,13 @@ from contextlib import contextmanager
 from batonmq.protocol.errors import BatonError
 
 
-class PlainError(Exception):
-    """Its text is for people. It is none of a request, which `LiveCluster.run` would rename."""
-
-
 @contextmanager
 def sentences() -> Iterator[None]:
     """Around what Spark calls in a Python process of its own. What else is raised is a bug, and
     keeps its traceback."""
     try:
         yield
-    except (ValueError, OSError, BatonError, PlainError):
+    except (ValueError, OSError, BatonError):
         main = getattr(sys.modules["__main__"], "__spec__", None)
         if main is not None and main.name.startswith("pyspark."):
             # Spark looks for it only now; the error ends this process.

@@ -32,7 +32,7 @@ from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime.clock import boot_ms, wall_ms
-from batonmq.spark.live.offsets import Loss, Offsets
+from batonmq.spark.live.offsets import DataLossError, Loss, Offsets
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class LiveCluster:
         began_ms = boot_ms()
         try:
             return self._loop.run_until_complete(work)
-        except ClusterError:
+        except (ClusterError, DataLossError):
             raise
         except BatonError as error:
             at = f"cluster of name servers {', '.join(self.client.name_server_addresses)}"

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.read.selection import OFFSETS_FORM
-from batonmq.spark.sentences import PlainError
 
 VERSION: Final = 1
 
@@ -88,7 +88,7 @@ class QueueRange:
         return QueueRange(self.queue, max(self.begin, begin), min(self.end, end))
 
 
-class DataLossError(PlainError):
+class DataLossError(BatonError):
     """Requested messages are not there (any more)."""
 
 

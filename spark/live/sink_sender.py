@@ -35,7 +35,6 @@ from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import replace_file, sync_directory
 from batonmq.spark.live.cluster import DOWN, Tries, is_down, route_of
 from batonmq.spark.live.options import SinkOptions
-from batonmq.spark.sentences import PlainError
 
 Ack = dict[str, str | int]
 """topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker sent it."""
@@ -89,7 +88,7 @@ def write_committed(folder: str, job: str, batch_id: int, told: Mapping[str, Any
 _HASH_BYTES: Final = 8
 
 
-class SinkError(PlainError):
+class SinkError(BatonError):
     """A row cannot be sent, or was not acknowledged in time; the text names it and the reason."""
 
 

@@ -4,6 +4,7 @@ import warnings
 from contextlib import contextmanager
 
 from batonmq.spark.session import open_session
+from tests.shared.ports import free_ports
 
 # A query on a few rows costs its planning, and the code that Spark makes and compiles for it.
 SMALL = {
@@ -12,6 +13,7 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+CONNECT_PORT = "spark.connect.grpc.binding.port"
 SETTINGS = SMALL | {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -27,7 +29,8 @@ def spark_session():
     """Starting one, with its JVM and its Python processes, costs as much as twenty tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = open_session("tests", master="local[2]", settings=SETTINGS)
+        port = {CONNECT_PORT: str(free_ports(1))}
+        made = open_session("tests", master="local[2]", settings=SETTINGS | port)
         made.sparkContext.setLogLevel("OFF")
         try:
             yield made

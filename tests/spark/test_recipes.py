@@ -12,6 +12,7 @@ import pytest
 from left_out import leave_out
 
 from batonmq.spark.arrow import open_arrow
+from tests.spark.spark_session import CONNECT_PORT
 
 ROOT = Path(__file__).parents[2]
 STORES = f"{ROOT}/tests/golden/java-5.3.3/store/*"
@@ -77,12 +78,15 @@ def test_in_spark_by_name(history, session):
     assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0
 
 
-@pytest.mark.timeout(300)  # a server starts
-def test_through_spark_connect():
-    """In a process of its own: one process has sessions of one kind only."""
+@pytest.mark.timeout(300)
+def test_through_spark_connect(session):
+    """From a process of its own, which has sessions of that kind only; the server is in our JVM."""
     need_packages("pandas", "grpc_status", "zstandard")
+    context = session.sparkContext
+    context._jvm.org.apache.spark.sql.connect.service.SparkConnectService.start(context._jsc.sc())
+    place = f"127.0.0.1:{context.getConf().get(CONNECT_PORT)}"
     (text,) = [text for _, needs, text in BLOCKS if needs == "connect"]
-    program = f"STORES = {STORES!r}\n" + text.replace("sc://spark-server:15002", "local[1]")
+    program = f"STORES = {STORES!r}\n" + text.replace("spark-server:15002", place)
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nspark.stop()"],
         cwd=ROOT, env={**os.environ, "PYSPARK_PYTHON": sys.executable},
