@@ -94,9 +94,9 @@ class AdminProcessor:
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
-        processors.register(RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, _has_none)
-        processors.register(RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON, _has_none)
-        processors.register(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, _has_none)
+        processors.register(RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, _no_such_feature)
+        processors.register(RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON, _no_such_feature)
+        processors.register(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, _no_such_feature)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
@@ -335,9 +335,9 @@ class AdminProcessor:
         return response
 
 
-def _has_none(request: RemotingCommand, _: Connection) -> RemotingCommand:
-    """The answer about RocksDB (354, 355) and limits of cold reads (2003), of which this broker has
-    none: success, as from a Java broker where they are off."""
+def _no_such_feature(request: RemotingCommand, _: Connection) -> RemotingCommand:
+    """Answers what `mqadmin` asks about RocksDB (354, 355) and limits of cold reads (2003): this
+    broker has neither."""
     is_check = request.code == RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS
     body = b'{"checkResult":"there is no RocksDB here","checkStatus":3}' if is_check else b""
     return RemotingCommand.response_to(request, body=body)

@@ -12,11 +12,14 @@ from batonmq.protocol.errors import BatonError
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Around what Spark calls in a Python process of its own. What else is raised is a bug, and
-    keeps its traceback."""
+    """Around what Spark calls in a Python process of its own. What is raised by a library, such as
+    a JSONDecodeError, is a bug and keeps its traceback."""
     try:
         yield
-    except (ValueError, OSError, BatonError):
+    except (ValueError, OSError, BatonError) as error:
+        of_library = isinstance(error, ValueError) and type(error) is not ValueError
+        if of_library and not type(error).__module__.startswith("batonmq."):
+            raise
         main = getattr(sys.modules["__main__"], "__spec__", None)
         if main is not None and main.name.startswith("pyspark."):
             # Spark looks for it only now; the error ends this process.

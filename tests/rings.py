@@ -151,7 +151,7 @@ RINGS = (
         "simulated lives of a whole cluster",
         "",
         5400,
-        niceness=19,  # from the start: it takes what nobody else wants
+        niceness=19,  # from the start: it takes what the others leave
         # As many lives as pay: they find three of four planted defects, 300 find most of the others
         # in seven times the time. With each change a seed is another life; `make sim` runs 300.
         command=("-m", "lab.sim", "--seeds", "40", "--known", "--jobs", "2"),

@@ -181,14 +181,14 @@ SITUATIONS: dict[str, Callable[[World], Awaitable[object] | object]] = {}
 
 async def each(step: Callable[[int], object], many: int = MANY) -> None:
     """`step` of each number. The last ones, when there is most to walk over, have a counted turn
-    each."""
-    counted = max(0, many - LAST)
-    with uncounted():
-        for number in range(counted):
+    each, and so have those at which a limit may be reached: powers of 2 and thousands."""
+    for number in range(many):
+        if number >= many - LAST or number & (number - 1) == 0 or number % 1000 == 0:
+            await asyncio.sleep(0)
             step(number)
-    for number in range(counted, many):
-        await asyncio.sleep(0)
-        step(number)
+        else:
+            with uncounted():
+                step(number)
     await asyncio.sleep(0)
 
 

@@ -302,6 +302,7 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.GET_TOPIC_STATS_INFO: _topic(GET),
     Code.QUERY_TOPIC_CONSUME_BY_WHO: _topic(GET),
     Code.QUERY_CONSUME_QUEUE: _topic(GET),
+    Code.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _topic(GET),
     Code.QUERY_CONSUME_TIME_SPAN: _group_and_topic(GET),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Right(
         "Group Create/Update", _group_made, changes=True
@@ -354,7 +355,6 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.GET_BROKER_CONFIG: _cluster(GET),
     Code.GET_BROKER_RUNTIME_INFO: _cluster(GET),
     Code.GET_TIMER_METRICS: _cluster(GET),
-    Code.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _cluster(GET),
     Code.EXPORT_ROCKSDB_CONFIG_TO_JSON: _cluster(GET),
     Code.GET_COLD_DATA_FLOW_CTR_INFO: _cluster(GET),
     Code.GET_KV_CONFIG: _cluster(GET),

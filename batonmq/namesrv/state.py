@@ -474,9 +474,9 @@ class RouteInfoManager:
             yield list(compress(some, map(not_, shared)))
 
     def topics_with_flags(self, mask: int, flags: int) -> Iterator[list[str]]:
-        """The topics with topicSysFlag & `mask` == `flags`, by group."""
-        for name in list(self._groups):
-            yield self._topics.with_flags(name, mask, flags)
+        """The topics with topicSysFlag & `mask` == `flags`, in parts as `topics_of_cluster`."""
+        for some in listed(self.all_topics()):
+            yield self._topics.with_flags(some, mask, flags)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Adds a topic (REGISTER_TOPIC_IN_NAMESRV, 217); does nothing if a group is unknown."""

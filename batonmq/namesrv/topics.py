@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress, islice, repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ SMALL = 256
 """A group with at most this many topics is forgotten, or gets other permissions, in one turn."""
 LISTED_AT_ONCE = 2048
 """Topics that one step of a list looks at, in less than 1 ms."""
+_UNKNOWN = TopicConfig()
 
 
 @dataclass(eq=False, slots=True)
@@ -89,13 +90,14 @@ class TopicQueueTable:
             if (config := self._of_group.get(name, {}).get(topic)) is not None
         ]
 
-    def with_flags(self, broker_name: str, mask: int, flags: int) -> list[str]:
-        """The topics that have `broker_name` as their first group, as in Java, and these flags."""
-        topics = self._of_group.get(broker_name, {})
+    def with_flags(self, topics: Sequence[str], mask: int, flags: int) -> list[str]:
+        """Those of `topics` that have these flags at their first group, which counts in Java."""
         # R58: of most topics the flag is 0, and they cost no Python code.
-        flagged = compress(topics.values(), map(attrgetter("topic_sys_flag"), topics.values()))
-        found = [each.topic_name for each in flagged if each.topic_sys_flag & mask == flags]
-        return [topic for topic in found if self.groups_of[topic][0] == broker_name]
+        names = map(itemgetter(0), map(self.groups_of.get, topics, repeat(("",))))
+        of_first = map(self._of_group.get, names, repeat({}))
+        configs = list(map(dict.get, of_first, topics, repeat(_UNKNOWN)))
+        flagged = compress(configs, map(attrgetter("topic_sys_flag"), configs))
+        return [each.topic_name for each in flagged if each.topic_sys_flag & mask == flags]
 
     def remove(self, topic: str, broker_names: Collection[str]) -> None:
         names = self.groups_of.pop(topic, ())

@@ -2,7 +2,7 @@
 (UPDATE_AND_CREATE_TOPIC, 17), or a map of `+key` to value and `-key` to "" (18). The broker only
 stores and shows attributes: RocketMQ's proxy uses `message.type`, its tiered storage
 `reserve.time`. Origin: Java TopicAttributes, AttributeParser, AttributeUtil. As Java, a refusal is
-a SYSTEM_ERROR (1), and INVALID_PARAMETER (29) for a MIXED that is switched off."""
+a SYSTEM_ERROR (1), and INVALID_PARAMETER (29) for MIXED without enableMixedMessageType."""
 
 from __future__ import annotations
 

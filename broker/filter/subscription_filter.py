@@ -87,15 +87,15 @@ def _wanted_tags(expression: str) -> frozenset[int] | None:
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"tags of {len(expression)} characters, at most {TAGS_MAX} are allowed",
         )
-    tags = [tag.strip() for tag in expression.split("||")]
+    tags = [tag for each in expression.split("||") if (tag := each.strip())]
+    if not expression.strip() or "*" in tags:
+        return None
     if len(tags) > TAGS_COUNT_MAX:
         raise BrokerRefusal(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"an expression of {len(tags)} tags, at most {TAGS_COUNT_MAX} are allowed",
         )
-    if not expression.strip() or "*" in tags:
-        return None
-    return frozenset(tags_code(tag) for tag in tags if tag)
+    return frozenset(map(tags_code, tags))
 
 
 def preload() -> None:

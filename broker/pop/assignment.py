@@ -17,7 +17,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import invalid
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
+from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of, route_problem
 from batonmq.protocol.bodies import (
     BROADCASTING,
     PERM_READ,
@@ -190,7 +190,11 @@ class AssignmentProcessor:
             try:
                 reply = await self._client.invoke(address, ask, ASK_MS)
                 if reply.code == ResponseCode.SUCCESS:
-                    found = _readable_queues(topic, TopicRouteData.decode(reply.body))
+                    route = TopicRouteData.decode(reply.body)
+                    if problem := route_problem(route):
+                        log.warning("route_refused topic=%s reason=%s", topic, problem)
+                        continue
+                    found = await asyncio.to_thread(_readable_queues, topic, route)
                     break
             except (BatonError, OSError) as exc:
                 log.debug("route_not_fetched topic=%s address=%s reason=%s", topic, address, exc)

@@ -150,7 +150,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | Non
             group,
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is another process of broker {group.master_broker_id} "
-            f"(incarnation {group.master_incarnation or 'not told'})",
+            f"(incarnation {group.master_incarnation or 'not given'})",
         )
     if group.master_epoch != command.master_epoch:
         return refused(

@@ -52,7 +52,7 @@ _SHOWN: Final = ", ".join(
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
     """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
-    many findings are told one by one.
+    many findings are listed one by one.
     """
 
     stores: tuple[str, ...]

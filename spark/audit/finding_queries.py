@@ -442,12 +442,12 @@ def _held() -> Iterator[str]:
     crc = "(e.body_crc & 2147483647)"
     what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
         CAST({crc} AS STRING))"""
-    told = _finding("'critical'", "'divergent'", what, "e", field="'body'", **at)
-    yield f"SELECT {told} FROM found e WHERE {crc} <> e.m_crc"
+    finding = _finding("'critical'", "'divergent'", what, "e", field="'body'", **at)
+    yield f"SELECT {finding} FROM found e WHERE {crc} <> e.m_crc"
     what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
         CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
-    told = _finding("'critical'", "'reordered'", what, "e", **at)
-    yield f"SELECT {told} FROM moved e"
+    finding = _finding("'critical'", "'reordered'", what, "e", **at)
+    yield f"SELECT {finding} FROM moved e"
 
 
 def _lost() -> Iterator[str]:
@@ -455,17 +455,17 @@ def _lost() -> Iterator[str]:
     why = """CASE WHEN e.outcome = 'unknown'
         THEN 'it names no broker, and several groups are audited'
         ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
-    told = _finding("'warning'", "'unchecked'", why, "e")
-    yield f"SELECT {told} FROM nowhere e WHERE e.outcome IN ('unknown', 'unchecked')"
+    finding = _finding("'warning'", "'unchecked'", why, "e")
+    yield f"SELECT {finding} FROM nowhere e WHERE e.outcome IN ('unknown', 'unchecked')"
     what = """CASE WHEN e.bits IS NOT NULL THEN concat('acknowledged, and only in ', s.names,
             ': the others, or a later epoch, went on without it')
         ELSE concat('acknowledged, and in no replica', CASE WHEN n.nearest IS NOT NULL THEN
             concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
             ELSE '' END) END"""
     at = {"physical_offset": "e.physical_offset", "epoch": "coalesce(e.epoch, n.epoch)"}
-    told = _finding("'critical'", "'lost'", what, "e", replicas="s.replicas", **at)
+    finding = _finding("'critical'", "'lost'", what, "e", replicas="s.replicas", **at)
     yield f"""
-        SELECT {told} FROM lost e
+        SELECT {finding} FROM lost e
             LEFT JOIN sets s ON e.m_grp = s.grp AND e.bits = s.bits LEFT JOIN (
                 SELECT grp, topic, queue_id, queue_offset, max(physical_offset) AS nearest,
                     max_by(epoch, physical_offset) AS epoch
@@ -476,9 +476,9 @@ def _lost() -> Iterator[str]:
 
 def _of_list() -> Iterator[str]:
     """Findings about messages that the list lacks, and about the order of its entries."""
-    told = _finding("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
+    finding = _finding("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
     yield f"""
-        SELECT {told} FROM listed m
+        SELECT {finding} FROM listed m
             LEFT JOIN (SELECT DISTINCT m_grp, m_offset FROM placed_pairs) p
                 ON m.grp = p.m_grp AND m.physical_offset = p.m_offset
             LEFT JOIN named n ON m.grp = n.grp AND m.physical_offset = n.physical_offset
@@ -488,9 +488,9 @@ def _of_list() -> Iterator[str]:
     what = """concat('number ', CAST(e.number AS STRING), ' of producer ', e.producer,
         ' was acknowledged here, number ', CAST(e.number_before AS STRING),
         ' before it at queue offset ', CAST(e.offset_before AS STRING))"""
-    told = _finding("'warning'", "'reordered'", what, "e")
+    finding = _finding("'warning'", "'reordered'", what, "e")
     yield f"""
-        SELECT {told} FROM (
+        SELECT {finding} FROM (
             SELECT *, lag(number) {order} AS number_before,
                 lag(queue_offset) {order} AS offset_before
             FROM entries WHERE producer IS NOT NULL AND number IS NOT NULL AND {_PLACED}
@@ -508,7 +508,7 @@ def findings(*, acked: bool, duplicates: bool, queues: bool) -> str:
     if acked:
         parts += [*_held(), *_lost(), *_of_list()]
     # An empty list is spelled differently by the engines, so it comes from a table.
-    told = {name: f"u.{name}" for name in COLUMNS}
-    told["replicas"] = "coalesce(u.replicas, r.replicas)"
-    columns = ", ".join(f"{value} AS {name}" for name, value in told.items())
+    finding = {name: f"u.{name}" for name in COLUMNS}
+    finding["replicas"] = "coalesce(u.replicas, r.replicas)"
+    columns = ", ".join(f"{value} AS {name}" for name, value in finding.items())
     return f"SELECT {columns} FROM ({' UNION ALL '.join(parts)}) u CROSS JOIN no_replicas r"

@@ -138,7 +138,7 @@ class Vote:
         self._group, self._sides, self._every = group, sides, every
         self._end, self._unconfirmed = end, unconfirmed
         # (begin, end) of what is reported, by the number of the replica that deviates
-        self._told: dict[int, list[tuple[int, int]]] = {side.index: [] for side in sides}
+        self._reported: dict[int, list[tuple[int, int]]] = {side.index: [] for side in sides}
 
     def place(self, offset: int) -> Iterator[tuple[RecordMessage, int, int, bool]]:
         """(message, replicas that have it, replicas that lack it, whether it is the truth) of all
@@ -199,7 +199,7 @@ class Vote:
         """Damaged stretches without a finding about a message in them; after all places."""
         untold: dict[tuple[int, int], list[Side]] = {}
         for side in self._sides:
-            known = np.array(self._told[side.index], np.int64).reshape(-1, 2)
+            known = np.array(self._reported[side.index], np.int64).reshape(-1, 2)
             for damage in self._every[side.index].damages:
                 end = damage.offset + damage.size
                 if ((known[:, 0] < end) & (damage.offset < known[:, 1])).any():
@@ -298,7 +298,7 @@ class Vote:
             detail = f"above its confirmOffset {side.confirm}: {detail}"
         epoch, doubt = self._group.epoch_at(offset, [each.index for each in holders])
         if truth is not None:
-            self._told[side.index].append((offset, truth.end))
+            self._reported[side.index].append((offset, truth.end))
         ext, severity = message.ext, CRITICAL if confirmed else INFO
         self.findings.append(LogFinding(
             self._group.name, severity, kind, detail + doubt, self._group.names([side.index]),

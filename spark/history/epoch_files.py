@@ -92,8 +92,8 @@ class GroupFiles:
     """Epoch -> its lowest start, and the store that has it."""
     _span: tuple[int, int] = (0, 0)
     """The oldest and the newest epoch: looking for them at each story would cost seconds."""
-    _untold: set[int] = field(default_factory=set)
-    _first_told: int | None = None
+    _unrecorded: set[int] = field(default_factory=set)
+    _first_recorded: int | None = None
     _unlisted: dict[bool, _Served] = field(default_factory=dict)
     _found: list[HistoryFinding] = field(default_factory=list)
 
@@ -102,20 +102,20 @@ class GroupFiles:
             for entry in facts.epochs:
                 start = (entry.start_offset, facts.path)
                 self._starts[entry.epoch] = min(start, self._starts.get(entry.epoch, start))
-        self._untold, self._span = set(self._starts), (min(self._starts), max(self._starts))
+        self._unrecorded, self._span = set(self._starts), (min(self._starts), max(self._starts))
 
     @property
     def _clusters(self) -> list[str]:
         return sorted({facts.cluster or "" for facts in self.stores})
 
-    def told(self, story: Story, confirm_offset: int | None) -> None:
+    def changed_master(self, story: Story, confirm_offset: int | None) -> None:
         """A change of master; `confirm_offset`: what was confirmed when it was elected."""
         if not self.compares or len(self._clusters) > 1:
             return
         epoch, (low, high) = story.master_epoch, self._span
-        self._untold.discard(epoch)
-        if self._first_told is None or epoch < self._first_told:
-            self._first_told = epoch
+        self._unrecorded.discard(epoch)
+        if self._first_recorded is None or epoch < self._first_recorded:
+            self._first_recorded = epoch
         if epoch in self._starts:
             self._start(story, self._starts[epoch], confirm_offset)
         elif story.first_ack_ms and epoch > low:
@@ -165,13 +165,13 @@ class GroupFiles:
                 "histories.", self.group, clusters=clusters[:_CLUSTERS_SHOWN],
             )  # fmt: skip
         elif self.compares:
-            yield from self._untold_findings()
+            yield from self._unrecorded_findings()
             yield from self._unlisted_findings()
 
-    def _untold_findings(self) -> Iterator[HistoryFinding]:
-        first = self._first_told
+    def _unrecorded_findings(self) -> Iterator[HistoryFinding]:
+        first = self._first_recorded
         found: dict[str, list[int]] = {}
-        for epoch in self._untold:
+        for epoch in self._unrecorded:
             older = first is not None and epoch < first
             kind = "epochs_older_than_history" if older else "epoch_untold"
             found.setdefault("group_untold" if first is None else kind, []).append(epoch)

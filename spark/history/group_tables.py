@@ -66,7 +66,7 @@ class GroupFold:
         self._bounds = facts.bounds.get(name)
         self._tables = tables
         self.events = self.elections = 0
-        self._told = history_findings.ControllerDifferences(name, facts)
+        self._differences = history_findings.ControllerDifferences(name, facts)
         self._events = history_findings.Events(name, facts, self._found)
         self._files = files.get(name)
         self._fold = Fold(patience=ELECTIONS_KEPT)
@@ -92,7 +92,7 @@ class GroupFold:
                 self._mask |= 1 << rank
                 if not self._differs and without_gap(event) != without_gap(first):
                     self._differs = True
-                    self._told.differs(first, self._rank, rank)
+                    self._differences.differs(first, self._rank, rank)
                 return
             self._take(first)
             self._event = event
@@ -103,7 +103,7 @@ class GroupFold:
     def _take(self, event: HistoryEvent) -> None:
         """An event of which all lines are known."""
         self.events += 1
-        self._told.event(event, self._mask)
+        self._differences.event(event, self._mask)
         kind, detail = event.kind, event.detail
         if kind == "controller_leader_changed":
             self._controller(event)
@@ -136,7 +136,7 @@ class GroupFold:
             for each in self._files.findings():
                 self._found(each)
         self._events.finish()
-        for each in self._told.findings():
+        for each in self._differences.findings():
             self._found(each)
         if self._bounds is not None:
             for day, row in days_without_writes(self._outages, self._bounds):
@@ -201,9 +201,9 @@ class GroupFold:
         then = story.next
         elected.clocks(story, self._bounds)
         self._failover(story, elected)
-        self._mastership(story, elected.told)
+        self._mastership(story, elected.seen_by)
         if self._files is not None:
-            self._files.told(story, elected.confirmed)
+            self._files.changed_master(story, elected.confirmed)
         for each in history_findings.of_election(story, elected):
             self._found(each)
         served = story.at_work or story.first_ack_ms or story.opened_ms
@@ -251,7 +251,7 @@ class GroupFold:
         began = story.began_ms or elected
         self._tables.add("failovers", row, self.name, began, detected or elected)
 
-    def _mastership(self, story: Story, told: int) -> None:
+    def _mastership(self, story: Story, seen_by: int) -> None:
         """It ends when the next master is elected, or when it is lost."""
         elected, ended, ended_by = story.elected_ms or None, None, None
         if (then := story.next) is not None:
@@ -263,7 +263,7 @@ class GroupFold:
             "address": story.address or None, "began_at": elected,
             "opened_at": story.opened_ms or None, "first_ack_at": story.first_ack_ms or None,
             "ended_at": ended, "ended_by": ended_by, "duration_ms": _after(ended, elected),
-            "seen_by": [name for rank, name in enumerate(self._names) if told >> rank & 1],
+            "seen_by": [name for rank, name in enumerate(self._names) if seen_by >> rank & 1],
         }  # fmt: skip
         self._tables.add("masterships", row, self.name, elected, elected)
 

@@ -80,18 +80,18 @@ class ControllerDifferences:
         self._differ: dict[tuple[str, str], list[Any]] = {}
         self._lacks: dict[tuple[str, int], list[Any]] = {}
 
-    def event(self, event: HistoryEvent, told: int) -> None:
-        """An event; the bits of `told` are the controllers that have it."""
+    def event(self, event: HistoryEvent, seen_by: int) -> None:
+        """An event; the bits of `seen_by` are the controllers that have it."""
         mask = self._masks.get(event.log)
         if mask is None:
             ranks = [rank for log, rank in self._facts.lows if log == event.log]
             mask = self._masks[event.log] = sum(1 << rank for rank in ranks)
-        if told == mask:
+        if seen_by == mask:
             return
         place = (event.raft_index, event.part)
         for rank in range(len(self._names)):
             who = (event.log, rank)
-            if not (mask & ~told) >> rank & 1:
+            if not (mask & ~seen_by) >> rank & 1:
                 continue
             if self._facts.lows[who] < place < self._facts.highs[who]:
                 lacks = self._lacks.setdefault(who, [0, event, place])
@@ -285,13 +285,13 @@ class _Masters:
 class Election:
     """A change of master beside its story: what its event has, and what its clocks show.
 
-    `number`: how many came before; `told`: the bits of the controllers that have it; `top`: the
+    `number`: how many came before; `seen_by`: the bits of the controllers that have it; `top`: the
     highest epoch of those before; `before`: the story of the one before. `implausible`: why its
     outage is not counted, else empty.
     """
 
     number: int
-    told: int
+    seen_by: int
     confirmed: int | None
     top: int | None
     before: Story | None

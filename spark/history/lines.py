@@ -163,11 +163,11 @@ def _lines_of_rows(
         wanted = [*fields, *(here & {"controller", "line_offset"})]
         row = part.first_row
         for batch in file.iter_batches(row_groups=[part.number], columns=wanted):
-            for told in _in_ms(batch).to_pylist():
-                rank = ranks[told.pop("controller", None) or STREAM]
-                at = told.pop("line_offset", None)
+            for values in _in_ms(batch).to_pylist():
+                rank = ranks[values.pop("controller", None) or STREAM]
+                at = values.pop("line_offset", None)
                 # The table has null for a time of 0, and a line without the field is no event.
-                known = {fields[name]: value for name, value in told.items() if value is not None}
+                known = {fields[name]: value for name, value in values.items() if value is not None}
                 text = encode({"time_ms": 0} | known)
                 try:
                     yield Line(rank, row if at is None else at, event_of(text), text)

@@ -209,13 +209,13 @@ class JobCommand(click.Command):
             click.echo("stopped", err=True)
             ctx.exit(STOPPED)
         except Exception as error:
-            told = _sentence(error)
-            if told is None:  # a bug; only its exit code must not be that of a finding
+            why = _sentence(error)
+            if why is None:  # a bug; only its exit code must not be that of a finding
                 traceback.print_exc()
             else:
-                click.echo(f"error: {' '.join(told.split())}", err=True)
+                click.echo(f"error: {' '.join(why.split())}", err=True)
             is_input = isinstance(error, ValueError | OSError | StoreError)
-            ctx.exit(WRONG if is_input or told in (NO_JVM, NO_PACKAGE) else FAILED)
+            ctx.exit(WRONG if is_input or why in (NO_JVM, NO_PACKAGE) else FAILED)
 
 
 def _sentence(error: Exception) -> str | None:
@@ -235,8 +235,8 @@ def _of_spark(error: Exception) -> str | None:
     if isinstance(error, PySparkException):
         if error.getCondition() == "JAVA_GATEWAY_EXITED":
             return NO_JVM
-        told = what_failed(str(error))
-        return NO_PACKAGE if "No module named 'batonmq" in told else told
+        why = what_failed(str(error))
+        return NO_PACKAGE if "No module named 'batonmq" in why else why
     return f"Spark: {what_failed(str(error))}" if isinstance(error, Py4JError) else None
 
 

@@ -83,8 +83,8 @@ def main(job: Job, *, output: str, max_events: int, failovers: str | None, **giv
 def write_failovers(table: str, output: str) -> None:
     """The tables of epoch_history of all events of a table, in place of earlier ones.
 
-    A change of master is told when it is over, so it may be of events that came days ago: all are
-    folded again. The table is the only state, so this may be killed and repeated at any time.
+    A change of master is reported when it is over, so it may be of events that came days ago: all
+    are folded again. The table is the only state, so this may be killed and repeated at any time.
     Raises OSError.
     """
     inputs = Inputs(history_parquet=(table,))

@@ -175,7 +175,8 @@ class HistoryFeed:
             if not page:
                 if boot_ms() >= deadline_ms:
                     raise ClusterError(
-                        f"no controller that answers has event {_told(end)} of the checkpoint: "
+                        f"no controller that answers has event {_event_text(end)} of the"
+                        " checkpoint: "
                         f"{', '.join(self._options.controllers)} (tried for "
                         f"{self._options.operation_timeout_ms} ms: option operationTimeout)"
                     )
@@ -236,16 +237,16 @@ class HistoryFeed:
         if page.follows:
             log.warning("history_log_changed from=%s to=%s", after[0], first.log)
             return
-        told = (
-            f"events of the history behind {_told(after)} may be lost: no controller that answers "
-            f"keeps any between it and {_told(first.key)}"
+        lost = (
+            f"events of the history behind {_event_text(after)} may be lost: no controller that"
+            f" answers keeps any between it and {_event_text(first.key)}"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"{told}; set failOnDataLoss=false to continue with what there is, or begin with a "
+                f"{lost}; set failOnDataLoss=false to continue with what there is, or begin with a "
                 "new checkpoint"
             )
-        log.warning("data_lost %s", told)
+        log.warning("data_lost %s", lost)
 
     def _page(self, address: str, after: EventKey | None, most: int) -> Page | None:
         """The answer of one controller, None if it gives none."""
@@ -303,5 +304,5 @@ def _least_lacking(pages: Sequence[Page], after: EventKey) -> Page:
     return next(page for page in best if page.events[0].key == oldest.key)
 
 
-def _told(place: EventKey) -> str:
+def _event_text(place: EventKey) -> str:
     return f"(log {place[0]}, Raft index {place[1]}, part {place[2]})"

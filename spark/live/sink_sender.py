@@ -256,16 +256,16 @@ class SinkSender:
                 # Two requests: its brokers may have registered between them.
                 unknown = 0 if await is_down(self._client, deadline_ms) else unknown + 1
                 if unknown > 1:
-                    raise SinkError(f"{_told(rows)}: {error}") from error
+                    raise SinkError(f"{_rows_text(rows)}: {error}") from error
                 why = f"no route at the name servers: {DOWN}; see `mqctl health`"
             except MessageIllegalError as error:
                 guilty = [row for row in rows if row.is_illegal][:1]
-                raise SinkError(f"{_told(guilty or rows)}: {error}") from error
+                raise SinkError(f"{_rows_text(guilty or rows)}: {error}") from error
             except BatonError as error:
-                raise SinkError(f"{_told(rows)}: {error}") from error
+                raise SinkError(f"{_rows_text(rows)}: {error}") from error
             if not await tries.pause():
                 raise SinkError(
-                    f"{_told(rows)}: not acknowledged in {options.send_timeout_ms} ms (option "
+                    f"{_rows_text(rows)}: not acknowledged in {options.send_timeout_ms} ms (option "
                     f"sendTimeout): {why}"
                 )
 
@@ -295,7 +295,7 @@ class SinkSender:
             try:
                 route = await route_of(self._client, topic, deadline_ms)
             except BatonError as error:
-                raise SinkError(f"{_told([row])}: {error}") from error
+                raise SinkError(f"{_rows_text([row])}: {error}") from error
             queues = self._queues[topic] = route.subscribe_queues
         if row.sharding_key is not None:
             return queues[java_string_hash(row.sharding_key) % len(queues)] if queues else None
@@ -310,7 +310,7 @@ class SinkSender:
             "no such queue" if not found else "several brokers have it: name one in column broker"
         )
         raise SinkError(
-            f"{_told([row])}: queue_id {row.queue_id}: {what}; there are "
+            f"{_rows_text([row])}: queue_id {row.queue_id}: {what}; there are "
             f"{', '.join(map(str, queues)) or 'none'}"
         )
 
@@ -333,7 +333,7 @@ def _acks(rows: list[Row], result: SendResult) -> list[Ack]:
     return acks
 
 
-def _told(rows: list[Row]) -> str:
+def _rows_text(rows: list[Row]) -> str:
     first, last = rows[0], rows[-1]
     which = f"row {first.number}" if first is last else f"rows {first.number} to {last.number}"
     return f"{which} of their partition (topic {first.message.topic}, from {first.unique_key})"

@@ -69,7 +69,7 @@ class StreamPlan:
         self._target: Offsets | None = None
         self._idle_until_ms = 0
         self._batch_ms: int | None = None
-        self._told: set[MessageQueue] = set()
+        self._reported: set[MessageQueue] = set()
         self._silent: set[MessageQueue] = set()
         self._unknown: set[str] = set()
         self.available: Offsets = {}
@@ -229,6 +229,6 @@ class StreamPlan:
 
     def _tell(self, loss: Loss) -> None:
         """Raises DataLossError, or logs it once per queue."""
-        if loss.wanted.queue not in self._told:
+        if loss.wanted.queue not in self._reported:
             lose(loss, fails=self._options.fail_on_data_loss)
-            self._told.add(loss.wanted.queue)
+            self._reported.add(loss.wanted.queue)

@@ -65,12 +65,12 @@ def corrupt_rows(
     damages: list[Damage], facts: Mapping[str, object], schema: pa.Schema
 ) -> pa.RecordBatch:
     """A row for each damaged stretch: what is known of its store, and the column `corrupt`."""
-    told = [
+    shown = [
         {"file": each.file, "offset": each.offset, "bytes": each.size, "reason": each.reason}
         for each in damages
     ]
     places = [each.offset if each.in_log else None for each in damages]
-    return batch_of(schema, len(damages), {"physical_offset": places, CORRUPT: told, **facts})
+    return batch_of(schema, len(damages), {"physical_offset": places, CORRUPT: shown, **facts})
 
 
 def settle(

@@ -111,9 +111,9 @@ def _number(kind: inspect.IntType, text: str, default: object) -> int:
     return int(text)
 
 
-def _one_of(allowed: Mapping[str, Any], text: str, told: str = "") -> Any:
+def _one_of(allowed: Mapping[str, Any], text: str, words: str = "") -> Any:
     if text.lower() not in allowed:
-        raise ValueError(f"it must be {told or 'one of ' + ', '.join(map(str, allowed.values()))}")
+        raise ValueError(f"it must be {words or 'one of ' + ', '.join(map(str, allowed.values()))}")
     return allowed[text.lower()]
 
 
@@ -151,8 +151,8 @@ def _time_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        told = "it must be ms since 1970 or a time such as 2026-11-21T10:00:00Z"
-        raise ValueError(told) from None
+        words = "it must be ms since 1970 or a time such as 2026-11-21T10:00:00Z"
+        raise ValueError(words) from None
     zoned = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return -(-round(zoned.timestamp() * 1_000_000) // 1000)
 

@@ -175,8 +175,8 @@ def locate(path: str) -> tuple[Storage, str]:
     try:
         _, prefix = _opened(storage.root)
     except (ValueError, OSError) as error:
-        told = "" if hadoop.takes(scheme) else f"{path}: "
-        raise UnknownPlace(f"{told}{error}") from error
+        named = "" if hadoop.takes(scheme) else f"{path}: "
+        raise UnknownPlace(f"{named}{error}") from error
     return storage, f"{prefix}/{inner}".rstrip("/") or "/"
 
 

@@ -256,7 +256,7 @@ def calendar_figure(groups: Sequence[Row], step_days: int, cells: Sequence[Row])
         bad = ms > 0 or outages > 0
         (cost if bad else calm)[row][column] = math.log10(max(1, ms)) if bad else 0
         text[row][column] = _day_text(names[row], days[column], step_days, cell, bad)
-    unseen = [[None if told else 0 for told in line] for line in text]
+    unseen = [[None if cell else 0 for cell in line] for line in text]
     layers = (
         ("nothing recorded", GREY, unseen, {**_flat(GREY), "hoverinfo": "name", "opacity": 0.13}),
         ("no outage", NOTHING, calm, _flat(NOTHING)),

@@ -169,7 +169,7 @@ class ResultTable:
         return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
 
 
-class _BothEngines:
+class _Engine:
     """What engines have in common. Use one as a context."""
 
     def __enter__(self) -> Self:
@@ -305,7 +305,7 @@ def _write_iceberg(rows: pa.Table, table: ResultTable) -> None:
         change.overwrite(rows, And(AlwaysTrue(), AlwaysTrue(), *only))
 
 
-class DuckEngine(_BothEngines):
+class DuckEngine(_Engine):
     """DuckDB in this process: views by name, queries over them, and tables written from queries."""
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class DuckEngine(_BothEngines):
         return self._db.sql(query).to_arrow_table()
 
 
-class SparkEngine(_BothEngines):
+class SparkEngine(_Engine):
     """A session of Spark; its methods do what those of DuckEngine do."""
 
     def __init__(self, session: SparkSession) -> None:

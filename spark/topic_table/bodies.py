@@ -92,7 +92,7 @@ class Bodies(msgspec.Struct, frozen=True):
             found = schemaless_reader(stream, writer, newest)
             if stream.tell() != len(body):
                 raise ValueError(f"{len(body) - stream.tell()} bytes follow the record")
-            return {name: _told(value) for name, value in found.items()}, True
+            return {name: _plain_value(value) for name, value in found.items()}, True
 
         return decode
 
@@ -186,12 +186,12 @@ def _avro_type(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> p
     return _avro_type(kind, named, within) if kind in named else _AVRO.get(kind, pa.string())
 
 
-def _told(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Values of types that no column has as text."""
     if isinstance(value, dict):
-        return {name: _told(each) for name, each in value.items()}
+        return {name: _plain_value(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_told(each) for each in value]
+        return [_plain_value(each) for each in value]
     return str(value) if isinstance(value, time | UUID) else value
 
 

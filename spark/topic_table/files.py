@@ -141,7 +141,7 @@ def _new_file(file: Any, folder: str) -> NewFile:
             if name in _STATS and stats is not None and stats.has_min_max:
                 least[name] = min(stats.min, least.get(name, stats.min))
                 most[name] = max(stats.max, most.get(name, stats.max))
-    told = {"numRecords": file.metadata.num_rows, "minValues": least, "maxValues": most,
+    statistics = {"numRecords": file.metadata.num_rows, "minValues": least, "maxValues": most,
             "nullCount": {}}  # fmt: skip
-    text = json.dumps(told, default=lambda at: f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06}Z")
+    text = json.dumps(statistics, default=lambda at: f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06}Z")
     return NewFile(path, file.size, part, text)

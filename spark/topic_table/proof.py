@@ -233,11 +233,11 @@ def _detail(row: dict[str, Any]) -> str:
         return "the log has no such message, though it has what is around this place"
     log, table = json.loads(row["text"]), json.loads(row["other"])
     names = sorted(n for n in log.keys() | table.keys() if log.get(n) != table.get(n))
-    told = [
+    texts = [
         f"{name} is {_short(table.get(name))}, in the log {_short(log.get(name))}"
         for name in names[:3]
     ]
-    return "; ".join(told) + (f"; and {len(names) - 3} more columns" if len(names) > 3 else "")
+    return "; ".join(texts) + (f"; and {len(names) - 3} more columns" if len(names) > 3 else "")
 
 
 def _short(value: object) -> str:

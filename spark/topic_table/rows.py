@@ -161,13 +161,13 @@ class RowMaker:
         for row in rows.to_pylist():
             left = json.loads(row["_rest"] or "{}")
             values, rest = self._place(left)
-            told = {name: value for name, value in row.items() if value is not None}
-            told["_rest"] = {name: left[name] for name in rest}
+            shown = {name: value for name, value in row.items() if value is not None}
+            shown["_rest"] = {name: left[name] for name in rest}
             for name, value in values:
-                if name not in told:
+                if name not in shown:
                     kind = self._fields.field(name).type
-                    told[name] = pa.array([value], kind).to_pylist()[0]
-            yield json.dumps(told, default=repr, sort_keys=True)
+                    shown[name] = pa.array([value], kind).to_pylist()[0]
+            yield json.dumps(shown, default=repr, sort_keys=True)
 
 
 def _own(messages: pa.RecordBatch | pa.Table, name: str) -> pa.Array:

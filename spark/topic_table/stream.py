@@ -109,16 +109,16 @@ class TopicStream(TableStream):
             fitting(each.type)
         # As it is read again: else a list and a tuple would differ at each start.
         bodies = msgspec.json.decode(msgspec.json.encode(plan.bodies))
-        told = About(plan.topic, plan.partition, bodies)
+        planned = About(plan.topic, plan.partition, bodies)
         if about is None:
-            table.create(told, wanted)
-        elif about.bodies != told.bodies:
+            table.create(planned, wanted)
+        elif about.bodies != planned.bodies:
             if about.bodies["form"] != plan.bodies.form:
                 raise ValueError(
                     f"{table.location} has rows of {about.bodies['form']} bodies, not of "
                     f"{plan.bodies.form}: name another table"
                 )
-            table.describe(told)
+            table.describe(planned)
         has = {each.name: plain(each.type) for each in table.fields()}
         for each in wanted:
             if each.name in has and has[each.name] != each.type:

@@ -111,7 +111,7 @@ class DeltaTopicTable:
         by = list(PARTS[about.partition])
         columns = pa.schema([*((name, PART_TYPES[name]) for name in by), *OWN, *fields])
         days = f"interval {_KEPT_LOG_DAYS} days"
-        # deltalake refuses keys that are not Delta's, unless it is told not to.
+        # deltalake refuses keys that are not Delta's, unless this setting is off.
         deltalake.DeltaTable.create(
             self.location, columns, partition_by=by, raise_if_key_not_exists=False,
             configuration={_ABOUT: _text(about), "delta.logRetentionDuration": days},

@@ -9,7 +9,7 @@ import pytest
 
 from batonmq.broker.pop import assignment
 from batonmq.broker.pop.assignment import ROUTE_KEPT_MS, AssignmentProcessor, popped_share
-from batonmq.protocol.allocation import STRATEGIES
+from batonmq.protocol.allocation import ROUTE_QUEUES_MAX, STRATEGIES
 from batonmq.protocol.bodies import (
     BROADCASTING,
     QueryAssignmentRequestBody,
@@ -125,6 +125,14 @@ async def test_a_route_is_kept_for_a_while_and_longer_while_no_name_server_answe
     assert await rig.ask(topic="V") is None
     rig.config = None
     assert await rig.ask(topic="W") is None
+
+
+async def test_r58_a_route_of_too_many_queues_counts_as_none():
+    """Each queue becomes an object here, and a name server believes what brokers register."""
+    rig = Rig(["m1"], *[route("a", ROUTE_QUEUES_MAX + 1)] * 2, route("a", 2))
+    assert await rig.ask() == [("own", 0)]
+    rig.now_ms = ROUTE_KEPT_MS
+    assert await rig.ask() == [("a", 0), ("a", 1)]
 
 
 async def test_r58_so_many_routes_are_kept(monkeypatch):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from left_out import ONLY_SOAK
 
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.java import JavaProgram
@@ -117,13 +118,14 @@ def test_features_in_peace(cluster: ClusterProcess, run_java: RunJava) -> None:
         assert "CODE: 13" in refused["why"] and "timerMaxDelaySec" in refused["why"]
 
 
-def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava) -> None:
+@pytest.mark.parametrize("python", [True, pytest.param(False, marks=ONLY_SOAK)])
+def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava, python: bool) -> None:
     """Sends of every kind, of Java and of Python, go on through a kill -9 of the master.
 
     What waited for a while, a try, a check or a recall when the master died goes on with the next.
     """
-    name = "Mixed"
-    with features(cluster, run_java, name, python=True) as run:
+    name = "Mixed" if python else "Kill"
+    with features(cluster, run_java, name, python=python) as run:
         run.send(0)
         run.consumer.wait_for("dead letters", lambda: run.consumer.of("dead"))
         for lines in run.members():
@@ -139,4 +141,6 @@ def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava) -> 
         seen = run.seen(failover=True)
         seen.check_all()
         seen.check_across(killed_ms)
+        if not python:
+            seen.check_before(killed_ms)
         check_commits(cluster.name_servers, f"{name}-b")

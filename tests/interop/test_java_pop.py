@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from left_out import ONLY_SOAK
 
 from batonmq import Message
 from batonmq.blocking import BlockingProducer
@@ -99,16 +100,22 @@ def progress(cluster: ClusterProcess, group: str) -> str:
     return mqctl("consumerProgress", "-g", group, *servers, home="/").out + cluster.diagnostics()
 
 
+@pytest.mark.parametrize(
+    ("group", "topic"),
+    [
+        ("java_switching", "Pop_Retried"),
+        pytest.param("java-pop-switching", "JavaPopRetried", marks=ONLY_SOAK),
+    ],
+)
 def test_a_retried_message_ends_with_its_success_and_the_group_goes_on_by_pull(
-    java_cluster: ClusterProcess, run_java: RunJava
+    java_cluster: ClusterProcess, run_java: RunJava, group: str, topic: str
 ) -> None:
     """Every tenth message fails once, is acknowledged when it comes again, and does not come a
     third time: the fence fails twice, and its last try comes longer after those acks than a popped
     message is invisible. Its second failure changes the invisible time of a message of the retry
-    topic, which has another name where group or topic has an underscore, as here. Then the mode of
+    topic, which has another name where group or topic has an underscore. Then the mode of
     the group becomes PULL while messages are put off: the same consumer gets those and the new ones
     by pulling, and nothing again that was acknowledged before."""
-    group, topic = "java_switching", "Pop_Retried"
     pops = (java_cluster.name_servers, group, topic, "7", java_cluster.master()["address"])
     send = partial(send_to, topic)
     with run_java("ConsumeByPop", *pops, "1", "12", properties=FAST_REBALANCE) as consumer:

@@ -807,9 +807,16 @@ async def test_r58_many_topics_are_listed_in_turns() -> None:
             reply = await ask(RemotingCommand.request(0, {"cluster": cluster}), desk.connection)
         assert reply.body == TopicList(topic_list=list(topics)).encode()
         assert turns.lines < 200 and turns.count > len(WIDE) / LISTED_AT_ONCE
-    with counted_turns() as turns:
-        await desk.endpoint.unit_topics(RemotingCommand.request(311), desk.connection)
-    assert turns.lines < 200
+    flagged = registration(MASTER, 0, epoch=2, topics=WIDE)
+    flagged.body = flagged.body.replace(b'"topicSysFlag":0', b'"topicSysFlag":1')
+    flagged.ext["bodyCrc32"] = "0"
+    for topics in ((), WIDE):
+        with counted_turns() as turns:
+            request = RemotingCommand.request(311)
+            reply = await desk.endpoint.unit_topics(request, desk.connection)
+        assert reply.body == TopicList(topic_list=list(topics)).encode()
+        assert turns.lines < 3 * LISTED_AT_ONCE and turns.count > len(WIDE) / LISTED_AT_ONCE
+        await desk.register(flagged)
 
 
 @pytest.mark.counts_turns

@@ -9,6 +9,8 @@ import pytest
 
 from lab.cluster.network import Namespaces, why_not
 
+ONLY_SOAK = pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="long: `make soak`")
+
 
 def leave_out(why: str) -> NoReturn:
     """Skips the test that runs; with BATONMQ_CI=1 it fails."""

@@ -295,7 +295,7 @@ def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, store, mon
     assert unlink_segments(leaving := list(segments)) == 0 and leaving == segments
     assert all(segment.path.exists() for segment in segments)
     monkeypatch.setattr(disk, "unlink", real)
-    segments[0].path.unlink()  # somebody has made space
+    segments[0].path.unlink()  # an operator has made space
     assert unlink_segments(leaving) == segments[1].end_offset
     assert leaving == [] and not segments[1].path.exists()
 

@@ -39,6 +39,8 @@ _TURN_MS = 1000
 """With several broker groups: how long to wait for one of them before asking the others again."""
 _REACHED_MS = 3000
 """With several broker groups: how long to look for the master of one of them."""
+_DOWN_MS = 5000
+"""How long a broker group whose master was not reached is asked last."""
 
 
 class PopConsumer(Receiver):
@@ -60,8 +62,9 @@ class PopConsumer(Receiver):
         super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
         self._turns = itertools.count()
-        self._down: set[str] = set()
-        """The broker groups whose master was not reached at the last try: they are asked last."""
+        self._down: dict[str, int] = {}
+        """The broker groups whose master was not reached at the last try, and until when they are
+        asked last."""
 
     async def subscribe(
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
@@ -103,9 +106,9 @@ class PopConsumer(Receiver):
             turn = next(self._turns) % len(names)
             failure: NoMasterError | None = None
             # A group whose brokers are all down must not keep away what the others have.
-            for name in sorted(names[turn:] + names[:turn], key=self._down.__contains__):
+            for name in sorted(names[turn:] + names[:turn], key=self._is_down):
                 now_ms = boot_ms()
-                if failure is not None and name in self._down and now_ms >= deadline_ms:
+                if failure is not None and now_ms >= deadline_ms and self._is_down(name):
                     break
                 until_ms = max(deadline_ms, now_ms)
                 if len(names) > 1:
@@ -113,10 +116,10 @@ class PopConsumer(Receiver):
                 try:
                     wait_ms = min(waits_ms, max(deadline_ms - now_ms, 0))
                     messages = await self._pop(subscription, name, limits, wait_ms, until_ms)
-                    self._down.discard(name)
+                    self._down.pop(name, None)
                 except NoMasterError as error:
                     messages, failure = [], error
-                    self._down.add(name)
+                    self._down[name] = boot_ms() + _DOWN_MS
                 if messages:
                     self._note_received(messages, began_ms)
                     return messages
@@ -128,6 +131,9 @@ class PopConsumer(Receiver):
             # The first round asks each broker without a wait: one of them may have messages. Then
             # only one is waited at, in turns, so that no broker is left out for long.
             waits_ms = timeout_ms if len(names) == 1 else _TURN_MS
+
+    def _is_down(self, broker_name: str) -> bool:
+        return boot_ms() < self._down.get(broker_name, 0)
 
     async def _groups_of(self, topic: str, deadline_ms: int) -> list[str]:
         """The broker groups to receive from, ascending. Raises NoRouteError if none may be read."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from batonmq.client.arguments import check_address, check_text
 from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
-from batonmq.client.instance.topic_route import route_problem
+from batonmq.protocol.allocation import route_problem
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import (

@@ -12,9 +12,6 @@ from batonmq.protocol.bodies import PERM_READ, PERM_WRITE, TopicRouteData
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MASTER_ID
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.numbers import natural_number
-from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX
-
-ROUTE_QUEUES_MAX = 8 * TOPIC_QUEUES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +34,6 @@ class TopicRoute:
             for name, addresses in self.brokers.items()
             if MASTER_ID in addresses
         }
-
-
-def route_problem(data: TopicRouteData) -> str:
-    """Why the route is not used, or "": each queue becomes an object, and a name server believes
-    what a broker registers."""
-    queues = sum(max(q.read_queue_nums, 0) + max(q.write_queue_nums, 0) for q in data.queue_datas)
-    return f"it names {queues} queues" if queues > ROUTE_QUEUES_MAX else ""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:

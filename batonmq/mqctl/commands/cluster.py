@@ -44,7 +44,9 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
             away = [each for each in sorted(ours + unsure) if cluster_name in (None, each[0])]
             # One that answers is no dead machine: it may not serve, as without a master.
             answers = await ask_all([each[-1] for each in away], admin.brokers.runtime_info)
-            figures |= {a: told for a, told in answers.items() if not isinstance(told, BatonError)}
+            figures |= {
+                a: answer for a, answer in answers.items() if not isinstance(answer, BatonError)
+            }
             _show_rates(context, info, figures, away)
 
 

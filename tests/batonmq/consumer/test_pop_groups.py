@@ -10,6 +10,7 @@ import pytest
 from fake_cluster import FakeCluster
 
 from batonmq import MessageQueue, NoMasterError, NoNameServerError, NoRouteError, PopConsumer
+from batonmq.client.consumer import pop_consumer
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.runtime.clock import boot_ms
 from tests.records import message
@@ -65,10 +66,12 @@ def test_a_route_from_within_a_failover_is_not_kept_until_the_next_poll(
         assert asyncio.run(consumer._groups_of("T", 0)) == asked
 
 
-@pytest.mark.parametrize("has_messages", [True, False])
+@pytest.mark.parametrize(("has_messages", "down_ms"), [(True, 60_000), (True, 0), (False, 60_000)])
 async def test_a_group_without_a_master_keeps_no_message_of_the_others_away(
-    has_messages: bool,
+    monkeypatch: pytest.MonkeyPatch, has_messages: bool, down_ms: int
 ) -> None:
+    """After a while it is asked in its turn again, also while the others have messages."""
+    monkeypatch.setattr(pop_consumer, "_DOWN_MS", down_ms)
     limits_ms: list[int] = []
     asked: list[str] = []
 
@@ -92,7 +95,7 @@ async def test_a_group_without_a_master_keeps_no_message_of_the_others_away(
                 for _ in range(4):
                     assert await consumer.receive("T") == [message(0)]
                 assert max(limits_ms) <= 3000, "of the 15 s that a message may take to come"
-                assert asked == ["a", "b", "b", "c", "b", "b"]
+                assert asked == list("abbcbb" if down_ms else "abbcabab")
             else:
                 for _ in range(2):
                     with pytest.raises(NoMasterError, match="all its brokers are down"):

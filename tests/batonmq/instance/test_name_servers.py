@@ -45,7 +45,7 @@ async def test_a_route_of_a_billion_queues_is_not_used() -> None:
     remoting = Remoting()
     remoting.route.queue_datas = [QueueData(broker_name="b", write_queue_nums=1 << 30)]
     servers = NameServers(("h:1",), remoting)  # type: ignore[arg-type]
-    with pytest.raises(NoNameServerError, match="names 1073741824 queues"):
+    with pytest.raises(NoNameServerError, match="route has 1073741824 queues"):
         await servers.route("T", deadline_ms=boot_ms() + 1000)
 
 

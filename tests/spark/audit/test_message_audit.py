@@ -304,7 +304,7 @@ def test_counts_of_the_acknowledged_list(many):
     assert of(many, "tail") == []
 
 
-def test_every_place_of_a_key_but_the_first_is_told(many):
+def test_every_place_of_a_key_but_the_first_is_found(many):
     found = of(many, "twice", "duplicated")
     places = many["twice"]
     assert sorted((f["physical_offset"], f["queue_id"], f["queue_offset"]) for f in found) == [

@@ -87,16 +87,16 @@ def test_mqctl_keeps_the_topic_and_the_history_as_tables(request, cluster, tmp_p
     if not SOAK:
         request.getfixturevalue("in_this_process")
 
-    def told(*words):
+    def ran(*words):
         settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
         run = cluster.mqctl_program if SOAK else cluster.mqctl
         done = run(*words, "--once", "--json", *settings)
         assert done.code == 0, done.err
         return done.json
 
-    topic = told("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
+    topic = ran("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
     assert topic["total"] == len(BODIES)
-    history = told("streamHistory", "--output", str(tmp_path / "h"))
+    history = ran("streamHistory", "--output", str(tmp_path / "h"))
     assert history["total"] == history["events"] > 0
 
 
