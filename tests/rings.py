@@ -115,6 +115,7 @@ RINGS = (
         after=("fast",),
         folders=("tests/interop/test_java_switch.py", "tests/interop"),
         workers=2,
+        soaks=True,
     ),
     Ring(
         "spark",
