@@ -180,9 +180,9 @@ async def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(rig):
     await consumed_and_deleted(rig)
     left = {name for name in topics.topics.table if name.startswith("%")}
     assert left == {"%RETRY%h_T", "%RETRY%g", "%DLQ%g"}
-    queries, offsets = rig.service.store.queries, rig.service.tables.offsets
-    assert queries.queue_ids("%RETRY%g_T") == queries.queue_ids("T") == []
-    assert queries.queue_ids("%RETRY%g") == [0]
+    queues, offsets = rig.service.store._files.consume_queues, rig.service.tables.offsets
+    assert queues.ids_of("%RETRY%g_T") == queues.ids_of("T") == []
+    assert queues.ids_of("%RETRY%g") == [0]
     assert {key for key in offsets.table if key.endswith("@g")} == {
         "%RETRY%h_T@g",
         "%RETRY%g@g",
