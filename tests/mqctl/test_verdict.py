@@ -721,23 +721,106 @@ def test_a_disk_that_fails_at_any_look_costs_only_what_is_there(
     looks: list[str] = []
     number = 0
 
+    def fails(path: str) -> bool:
+        if str(folders[0].parent) in path:
+            looks.append(path)
+        return str(folders[0].parent) in path and len(looks) == number
+
+    fail_looks(monkeypatch, fails)
+    while number <= len(looks):
+        looks.clear()
+        number += 1
+        judge(from_folders(folders, lambda: True))
+    assert number > 100
+
+
+def fail_looks(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool], number: int = errno.EIO
+) -> None:
+    """Each look at a path of which `fails` is true raises this error."""
+
     def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
         def look(path: Any, *args: Any, **more: Any) -> Any:
-            if str(folders[0].parent) in str(path):
-                looks.append(str(path))
-                if len(looks) == number:
-                    raise OSError(errno.EIO, "Input/output error", str(path))
+            if fails(str(path)):
+                raise OSError(number, os.strerror(number), str(path))
             return real(path, *args, **more)
 
         return look
 
     for owner, call in ((os, "stat"), (os, "scandir"), (os, "listdir"), (os, "open"), (io, "open")):
         monkeypatch.setattr(owner, call, guarded(getattr(owner, call)))
-    while number <= len(looks):
-        looks.clear()
-        number += 1
-        judge(from_folders(folders, lambda: True))
-    assert number > 100
+
+
+PRIVATE = "commitlog/.baton"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(
+    ("unread", "here"),
+    [
+        *(
+            (tuple(f"store-{broker}/{file}" for broker in (1, 2)), (0, 1, 2))
+            for file in ("lives", "suspect", "abort", "checkpoint", "masterEpoch")
+        ),
+        (tuple(f"store-{broker}/{PRIVATE}/lineage" for broker in (1, 2)), (0, 1, 2)),
+        (tuple(f"store-{broker}/{PRIVATE}/log_id" for broker in (1, 2)), (0, 1, 2)),
+        ((f"store-3/{PRIVATE}/lineage",), (0, 2)),
+    ],
+)
+def test_r12_r17_r47_what_cannot_be_read_may_speak_against_a_store(
+    folders: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    unread: tuple[str, ...],
+    here: tuple[int, ...],
+    number: int,
+) -> None:
+    """An unreadable note counted as none: a suspect log proved that nothing is lost."""
+    fail_looks(monkeypatch, lambda path: path.endswith(unread), number)
+    evidence = from_folders([*(folders[at] for at in here), folders[3]], lambda: True)
+    found = safety(evidence, "broker-a")
+    assert found.state == "unknown" and "cannot be read" in found.how
+    named = {each.incident for each in judge(evidence).findings}
+    assert ("disk-failing" in named) == (number == errno.EIO)
+    assert "store-lost" not in named
+
+
+def test_r1_an_unread_master_epoch_may_be_of_a_later_election(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an older record only the last master has everything, if no store knows a newer one."""
+    (folders[3] / "history-n0.jsonl").rename(folders[3] / "history-n1.jsonl")
+    assert safety(from_folders(folders, lambda: True), "broker-a").state == "safe"
+    fail_looks(monkeypatch, lambda path: path.endswith("store-3/masterEpoch"))
+    assert safety(from_folders(folders, lambda: True), "broker-a").state == "unknown"
+
+
+def test_g3_bytes_that_only_an_unread_store_may_have_are_not_called_lost(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(folders[0], SEGMENT + 300, b"\xff" * 8)
+    fail_looks(monkeypatch, lambda path: path.endswith("store-2/lives"))
+    assert safety(from_folders(folders, lambda: True), "broker-a").state == "unknown"
+
+
+def test_an_unread_journal_is_no_empty_folder_and_an_unread_queue_no_empty_one(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue_id in ("0", "1"):
+        queue = folders[0] / "consumequeue" / "T" / queue_id
+        queue.mkdir(parents=True)
+        (queue / f"{0:020}").write_bytes(unit(0, 5) + unit(100, 5))
+    (folders[0] / "config").mkdir()
+    table = json.dumps({"offsetTable": {"T@g": {"0": 1, "1": 1}}})
+    (folders[0] / "config" / "consumerOffset.json").write_text(table)
+    store, *_ = from_folders(folders, lambda: True).stores("broker-a")
+    assert store.lags == {("g", "T"): 2}
+    unread = ("raft/journal", "raft/meta", "T/1/" + "0" * 20)
+    fail_looks(monkeypatch, lambda path: path.endswith(unread))
+    evidence = from_folders(folders, lambda: True)
+    (controller,) = (node.controller for node in evidence.nodes if node.controller)
+    assert not controller.is_empty and len(controller.faults) == 2
+    store, *_ = evidence.stores("broker-a")
+    assert store.topics == {"T": 2} and not store.lags
 
 
 def test_r47_an_unread_log_still_shows_another_lineage(folders: list[Path]) -> None:

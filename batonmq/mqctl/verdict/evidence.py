@@ -120,6 +120,8 @@ class StoreEvidence:
     faults: tuple[FaultEvidence, ...] = ()
     suspect: str = ""
     """What the broker noted itself; "" nothing."""
+    unread: str = ""
+    """A small file that cannot be read, and why: it might say why the log is not to be trusted."""
     lives: tuple[str, ...] = ()
     """Incarnations that wrote here, as far as the file lists them."""
     clean: bool = True
@@ -141,7 +143,7 @@ class StoreEvidence:
     @property
     def is_empty(self) -> bool:
         """Whether it lacks a log of its own: lost, wiped, or never used."""
-        return not self.log_id and not self.has_log
+        return not self.log_id and not self.has_log and not self.unread
 
     @property
     def has_log(self) -> bool:

@@ -103,7 +103,7 @@ def log_tail(path: Path) -> LogTail:
 def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) -> ControllerFacts:
     raft = folder / "raft"
     faults: list[FaultEvidence] = []
-    if not any(os.path.exists(raft / name) for name in ("journal", "meta")):
+    if all(_is_absent(raft / name) for name in ("journal", "meta")):
         return ControllerFacts(str(folder), node_id, True, (), (), configured)
     for kind, name, check in (
         ("raft-journal", "journal", _journal_fault),
@@ -179,6 +179,7 @@ class _StoreReader:
         self.folder = folder
         self.facts = StoreEvidence(str(folder))
         self._faults: list[FaultEvidence] = []
+        self._unread = ""
 
     def fault(self, kind: str, file: Path, what: str) -> None:
         self._faults.append(FaultEvidence(kind, str(file), what))
@@ -192,28 +193,44 @@ class _StoreReader:
         self._tables()
         folder = self.folder
         private = folder / "commitlog" / ".baton"
-        suspect = folder / "suspect"
-        noted = json_of(suspect)
         what = ""
-        if isinstance(noted, dict):
-            what = str(noted.get("what", ""))
-        elif os.path.exists(suspect):  # this one never raises
-            what = "its note cannot be read"
+        if (note := self._bytes(folder / "suspect")) is not None:
+            noted = _json(note)
+            is_whole = isinstance(noted, dict)
+            what = str(noted.get("what", "")) if is_whole else "its note cannot be read"
         self.facts = replace(
             self.facts,
-            log_id=_text(private / "log_id"),
-            lineage=_text(private / "lineage"),
-            lives=tuple(_text(folder / "lives").split()),
+            log_id=self._text(private / "log_id"),
+            lineage=self._text(private / "lineage"),
+            lives=tuple(self._text(folder / "lives").split()),
             suspect=what,
+            unread=self._unread,
             faults=tuple(self._faults),
         )
 
+    def _bytes(self, path: Path, kind: str = "") -> bytes | None:
+        """None if it is missing or cannot be read. The latter is a fault of `kind`; without one,
+        what the file says could speak against the log."""
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+            if kind:
+                self.fault(kind, path, why)
+            else:
+                self._unread = self._unread or f"{path.name} {why}"
+            return None
+
+    def _text(self, path: Path) -> str:
+        return (self._bytes(path) or b"").decode(errors="replace").strip()
+
     def _identity(self) -> None:
         path = self.folder / "brokerIdentity"
-        try:
-            fields = path.read_bytes().decode(errors="replace").strip().split("#")
-        except OSError:
+        if (data := self._bytes(path)) is None:
             return
+        fields = data.decode(errors="replace").strip().split("#")
         if len(fields) != 3 or not fields[2].isdigit() or not "".join(fields).isprintable():
             self.fault("identity-file", path, f"no identity: {'#'.join(fields)[:60]!r}")
             return
@@ -222,11 +239,10 @@ class _StoreReader:
         )
 
     def _run_mark(self) -> None:
-        try:
-            lines = [*(self.folder / "abort").read_text(errors="replace").split("\n"), "", ""]
-        except OSError:
+        if (data := self._bytes(self.folder / "abort")) is None:
             return
-        boot = _text(_BOOT_ID)
+        lines = [*data.decode(errors="replace").split("\n"), "", ""]
+        boot = self._text(_BOOT_ID)
         lost = bool(lines[1]) and lines[1] != boot and lines[2] != "flushed"
         self.facts = replace(self.facts, clean=False, lost_cache=lost)
 
@@ -254,9 +270,7 @@ class _StoreReader:
 
     def _role(self) -> None:
         path = self.folder / "masterEpoch"
-        try:
-            data = path.read_bytes()
-        except OSError:
+        if (data := self._bytes(path)) is None:
             return
         epochs = []
         for at in range(0, 128, 64):
@@ -269,9 +283,7 @@ class _StoreReader:
 
     def _checkpoint(self) -> None:
         path = self.folder / "checkpoint"
-        try:
-            data = path.read_bytes()
-        except OSError:
+        if (data := self._bytes(path)) is None:
             return
         if len(data) != CHECKPOINT_SIZE:
             self.fault("checkpoint", path, f"{len(data)} bytes instead of {CHECKPOINT_SIZE}")
@@ -287,7 +299,7 @@ class _StoreReader:
             return
         about = data[CHECKPOINT_LOG_AT : CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size]
         *_, log_crc, crc = CHECKPOINT_LOG.struct.unpack(about)
-        log_id = _text(self.folder / "commitlog" / ".baton" / "log_id")
+        log_id = self._text(self.folder / "commitlog" / ".baton" / "log_id")
         is_good = crc == zlib.crc32(about[: CHECKPOINT_LOG.at["crc"]])
         if log_id and is_good and log_crc != zlib.crc32(log_id.encode()):
             self.fault("checkpoint", path, "it is about the log of another store")
@@ -304,20 +316,19 @@ class _StoreReader:
         config = self.folder / "config"
         for name in _TABLES:
             path = config / name
-            copies = [
-                each for each in (path, path.with_name(f"{name}.bak")) if os.path.exists(each)
-            ]
-            if not copies or any(isinstance(json_of(each), dict) for each in copies):
-                continue
-            self.fault("tables", path, "no JSON object, and no copy of it is")
+            found = (self._bytes(each, "tables") for each in (path, path.with_name(f"{name}.bak")))
+            copies = [data for data in found if data is not None]
+            if copies and not any(isinstance(_json(data), dict) for data in copies):
+                self.fault("tables", path, "no JSON object, and no copy of it is")
         for table in map(json_of, (config / "topics.json", config / "topics.json.bak")):
             if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
                 self.facts = replace(self.facts, listed=frozenset(table["topicConfigTable"]))
                 break
-        text = _text(self.folder / "queuePositions", strip=False)
-        crc, _, body = text.encode().partition(b"\n")
-        if text and crc != b"%08x" % zlib.crc32(body.rstrip(b"\n")):
-            self.fault("queue-positions", self.folder / "queuePositions", "its checksum differs")
+        path = self.folder / "queuePositions"
+        data = self._bytes(path, "queue-positions")
+        crc, _, body = (data or b"").partition(b"\n")
+        if data and crc != b"%08x" % zlib.crc32(body.rstrip(b"\n")):
+            self.fault("queue-positions", path, "its checksum differs")
 
 
 def read_log(facts: StoreEvidence, until: Until) -> Iterator[StoreEvidence]:
@@ -385,17 +396,18 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
     """The facts with consume queues, index and offsets of groups."""
     folder = Path(facts.folder)
     faults: list[FaultEvidence] = []
-    counts: dict[str, dict[int, int]] = {}
+    counts: dict[str, dict[int, int | None]] = {}  # None: it cannot be read
     beyond: dict[int, tuple[int, Path]] = {}
     for queue in _below(folder / "consumequeue", "*/*", "consume-queue", faults):
         if not until():
             break
         queue_id = natural_number(queue.name, INT_MAX)
         if queue_id is not None:
+            count: int | None = None
             try:
                 count, ahead, what = _read_queue(queue, facts.end)
             except OSError as error:
-                count, ahead, what = 0, {}, f"cannot be read: {error.strerror}"
+                ahead, what = {}, f"cannot be read: {error.strerror}"
             counts.setdefault(queue.parent.name, {})[queue_id] = count
             if what:
                 faults.append(FaultEvidence("consume-queue", str(queue), what))
@@ -415,7 +427,7 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
         facts,
         faults=(*facts.faults, *faults),
         known_end=max([facts.known_end, *(end for end, _ in beyond.values())]),
-        topics={topic: sum(of.values()) for topic, of in counts.items()},
+        topics={topic: sum(filter(None, of.values())) for topic, of in counts.items()},
         queues={topic: max(of) + 1 for topic, of in counts.items()},
         lags=_lags(folder, counts),
     )
@@ -489,7 +501,7 @@ def _index_fault(path: Path) -> str:
     return "" if sane and (count <= 1 or (begin_ms <= end_ms and begin <= end)) else "a bad header"
 
 
-def _lags(folder: Path, counts: dict[str, dict[int, int]]) -> dict[tuple[str, str], int]:
+def _lags(folder: Path, counts: dict[str, dict[int, int | None]]) -> dict[tuple[str, str], int]:
     table = json_of(folder / "config" / "consumerOffset.json")
     lags: dict[tuple[str, str], int] = {}
     offsets = table.get("offsetTable", {}) if isinstance(table, dict) else {}
@@ -497,22 +509,32 @@ def _lags(folder: Path, counts: dict[str, dict[int, int]]) -> dict[tuple[str, st
         topic, _, group = str(key).partition("@")
         ends = counts.get(topic, {})
         if group and isinstance(queues, dict):
-            behind = (ends.get(int(q), 0) - int(at) for q, at in queues.items())
-            lags[group, topic] = sum(max(0, each) for each in behind)
+            known = [(ends.get(int(q), 0), int(at)) for q, at in queues.items()]
+            behind = [max(0, end - at) for end, at in known if end is not None]
+            if len(behind) == len(known):
+                lags[group, topic] = sum(behind)
     return lags
 
 
 def json_of(path: Path) -> Any:
-    """None if it is missing or no JSON."""
+    """None if it is missing, cannot be read, or is no JSON."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return _json(path.read_bytes())
+    except OSError:
         return None
 
 
-def _text(path: Path, *, strip: bool = True) -> str:
+def _json(data: bytes) -> Any:
     try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-    return text.strip() if strip else text
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_absent(path: Path) -> bool:
+    """False also if the disk does not say: `os.path.exists` would take an error for absence."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False

@@ -352,12 +352,14 @@ def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
 
 DISTRUSTED: Final = {
     "it is a store of": "foreign-group",
-    "lineage": "foreign-lineage",
+    "another lineage": "foreign-lineage",
+    "differ in lineage": "foreign-lineage",
     "older than the process": "store-old",
     "the disk failed": "disk-failing",
     "noted that the log is suspect": "log-suspect",
     "its host was started again": "power-lost",
     "and had reached": "log-tail-missing",
+    "cannot be read: Input/output error": "disk-failing",
 }
 
 

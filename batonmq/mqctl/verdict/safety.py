@@ -95,16 +95,16 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     """What is safe by the stores' files."""
     name = group.name
     nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
+    others = [node.store for node in nodes.values() if node.store is not None]
     # A store that has seen a higher masterEpoch knows of an election that this record lacks.
-    names_master = group.last_master and group.master_epoch >= max(
-        (n.store.role_epoch for n in nodes.values() if n.store), default=0
+    names_master = group.last_master and all(
+        group.master_epoch >= store.role_epoch and not store.unread for store in others
     )
     if not group.members or not (group.is_current or names_master):
         why = "no record of its SyncStateSet is here, or a newer one may be elsewhere"
         return Safety(name, "unknown", why)
     # The set of an older record may have shrunk since; its last master still has everything.
     wanted = {*group.members, group.last_master} if group.is_current else {group.last_master}
-    others = [node.store for node in nodes.values() if node.store is not None]
     doubts = {
         id_: distrust(group, id_, node.store, others) for id_, node in nodes.items() if node.store
     }
@@ -123,9 +123,7 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         if not _has(_equal_up_to(trusted, nodes, doubts, fault), best, fault)
     ]
     if missing:
-        where = ", ".join(f"{begin} to {end}" for begin, end in missing)
-        why = f"no trusted store has the log at {where}"
-        return Safety(name, "lost", why, (), store.end, tuple(missing))
+        return _without_bytes(name, missing, store.end, others)
     if store.read_from > store.begin:
         part = f" below offset {store.read_from}" if store.end else ""
         why = f"the log of {best.name}{part} was not read: --full reads it"
@@ -140,6 +138,16 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     )
     full = [n.name for n in holders if n.store and n.store.end == store.end and not n.store.damages]
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
+
+
+def _without_bytes(
+    name: str, missing: list[tuple[int, int]], end: int, stores: Iterable[StoreEvidence]
+) -> Safety:
+    where = ", ".join(f"{begin} to {end}" for begin, end in missing)
+    why = f"no trusted store has the log at {where}"
+    if unread := next((store for store in stores if store.unread), None):
+        return Safety(name, "unknown", f"{why}; {unread.folder}: {unread.unread}")
+    return Safety(name, "lost", why, (), end, tuple(missing))
 
 
 def _is_read_to_its_end(node: NodeEvidence) -> bool:
@@ -194,6 +202,8 @@ def distrust(
         return (
             "its folder is older than the process that registered last: a backup, or another disk"
         )
+    if store.unread:
+        return f"its {store.unread}"
     if store.suspect:
         return f"its broker noted that the log is suspect: {store.suspect}"
     if store.lost_cache:
@@ -206,8 +216,13 @@ def distrust(
 def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
     """Why this log may be no part of the group's history (R47): most other stores are of another
     lineage, or the only other one is."""
-    found = [o.lineage for o in others if o.lineage and o.has_log and o.folder != store.folder]
-    if not store.lineage or not store.has_log or not found or store.lineage in found:
+    logs = [other for other in others if other.has_log and other.folder != store.folder]
+    found = [other.lineage for other in logs if other.lineage]
+    if not store.lineage or not store.has_log or store.lineage in found:
+        return ""
+    if unread := next((other for other in logs if other.unread and not other.lineage), None):
+        return f"no other log shows that it is of this group: {unread.folder} cannot be read"
+    if not found:
         return ""
     most = max(set(found), key=found.count)
     several = "its log is of another lineage"
