@@ -91,13 +91,10 @@ class PopConsumer(Receiver):
         compressed messages inflate to more than 128 MiB together, the rest comes again after
         `invisible_ms`. A broker group without a master raises NoMasterError only if the others
         have no message."""
-        self._check_running()
+        subscription = self._subscription(topic)
         check_number("max_messages", max_messages, 1)
         check_number("invisible_ms", invisible_ms, 1)
         check_number("timeout_ms", timeout_ms, 0)
-        subscription = self._subscriptions.get(topic)
-        if subscription is None:
-            raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
         limits = {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)}
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         waits_ms = 0
@@ -134,6 +131,13 @@ class PopConsumer(Receiver):
 
     def _is_down(self, broker_name: str) -> bool:
         return boot_ms() < self._down.get(broker_name, 0)
+
+    def _subscription(self, topic: str) -> SubscriptionData:
+        self._check_running()
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
+        return subscription
 
     async def _groups_of(self, topic: str, deadline_ms: int) -> list[str]:
         """The broker groups to receive from, ascending. Raises NoRouteError if none may be read."""
