@@ -19,6 +19,7 @@ from typing import Final
 from batonmq.protocol.codes import request_name
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.durable_file import shift_files
 from batonmq.runtime.log_lines import UNLIMITED
 
 log = logging.getLogger(__name__)
@@ -109,18 +110,23 @@ class _PrivateFile(RotatingFileHandler):
     """Of mode 0600, also after a rotation. Each line tries again what failed before."""
 
     def open_now(self) -> None:
-        """An operator hears at the start that it cannot be opened, and not by the first line."""
+        """Reports at the start, not at the first line, that it cannot be opened."""
         try:
             self.stream = self._open()
         except OSError as error:
             log.error("audit_log_not_open reason=%r", disk.described(error))
 
     def doRollover(self) -> None:
+        stream, self.stream = self.stream, None
         try:
-            super().doRollover()
+            if stream is not None:
+                stream.close()
+            # First the one that grows: refused for it alone, each line would drop an older one.
+            if not os.path.exists(f"{self.baseFilename}.0"):
+                os.rename(self.baseFilename, f"{self.baseFilename}.0")
+            shift_files(self.baseFilename, self.backupCount)
         except OSError as error:  # better too large than lost
             log.error("audit_log_not_rotated reason=%r", disk.described(error))
-            self.stream = None  # its close may be what failed
 
     def _open(self) -> TextIOWrapper:
         disk.makedirs(os.path.dirname(self.baseFilename))

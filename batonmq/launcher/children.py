@@ -27,6 +27,7 @@ from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_
 from batonmq.runtime import disk
 from batonmq.runtime.backoff import Backoff
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.durable_file import shift_files
 from batonmq.runtime.sockets import listening_socket
 
 TERM_GRACE_S: Final = 10.0
@@ -90,8 +91,8 @@ class Children:
         respawn: Callable[[str], bool],
         watchdog_s: float = 0.0,
     ) -> None:
-        """`watchdog_s`: how long the loop of a child may stand still before it is ended, 0: for
-        ever."""
+        """`watchdog_s`: how long the loop of a child may stand still before it is ended; 0: it is
+        not watched."""
         self.by_name = {
             node.name: Child(node, node.data_dir / "process.log") for node in layout.nodes
         }
@@ -304,22 +305,20 @@ def _argv(node: Node) -> list[str]:
 def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
     """Keeps a `process.log` above `size_max` bytes as `.1`, the one before as `.2` and so on, and
     empties it. Its process writes to it by appending, and needs no signal. What it writes within
-    the copy is lost. Raises OSError; then no file has changed its name."""
-    if not path.exists() or path.stat().st_size <= size_max:
-        return
-    # The names last: a disk on which each try fails must not push older logs out one by one.
-    copy = Path(f"{path}.new")
-    try:
-        shutil.copyfile(path, copy)
-        os.truncate(path, 0)
-    except OSError:
-        copy.unlink(missing_ok=True)
-        raise
-    for number in range(kept, 1, -1):
-        older, newer = Path(f"{path}.{number}"), Path(f"{path}.{number - 1}")
-        if newer.exists():
-            newer.replace(older)
-    copy.replace(f"{path}.1")
+    the copy is lost. Raises OSError; then each try drops no older log more."""
+    copy, whole = Path(f"{path}.new"), Path(f"{path}.0")
+    if not whole.exists():  # else the launcher was killed, or a rename failed, behind the copy
+        if not path.exists() or path.stat().st_size <= size_max:
+            return
+        try:
+            shutil.copyfile(path, copy)
+            copy.replace(whole)  # before the only other copy is emptied
+            os.truncate(path, 0)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            whole.unlink(missing_ok=True)
+            raise
+    shift_files(path, kept)
 
 
 def _close_listeners(child: Child) -> None:

@@ -225,6 +225,15 @@ def write_named(path: Path, content: str | bytes) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def shift_files(path: str | Path, kept: int) -> None:
+    """Renames `<path>.0` to `.1`, `.1` to `.2` and so on up to the first number that is free; the
+    one at `kept` is dropped if none is. Raises OSError; a repetition then drops nothing more."""
+    # From a free number: a try that fails half way leaves one, and the next try begins there.
+    free = next((n for n in range(1, kept) if not os.path.exists(f"{path}.{n}")), kept)
+    for number in range(free, 0, -1):
+        disk.replace(f"{path}.{number - 1}", f"{path}.{number}")
+
+
 def remove_file(path: Path) -> None:
     """Removes `path` durably; a missing file is no error."""
     disk.remove(path)

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from batonmq.auth.audit import AuditLog
+from batonmq.runtime import disk
 
 
 def wait_for_the_writer(audit: AuditLog) -> None:
@@ -51,11 +53,47 @@ def test_each_line_tries_again_what_the_disk_refused(
         wait_for_the_writer(audit)
     audit.changed("root", "10.0.0.1:5", 17, "Topic:third", "done")
     audit.close()
-    told = [line.partition(" ")[0] for line in caplog.messages]
-    assert told == ["audit_log_not_open", "audit_line_lost", "audit_log_not_rotated"]
+    reported = [line.partition(" ")[0] for line in caplog.messages]
+    assert reported == ["audit_log_not_open", "audit_line_lost", "audit_log_not_rotated"]
     assert "lost" in caplog.messages[1] and "File exists" in caplog.messages[1]
     assert [json.loads(line)["resource"] for line in path.read_text().splitlines()] == [
         "Topic:third"
     ]
     rotated = (tmp_path / "logs" / "audit.log.1").read_text().splitlines()
     assert [json.loads(line)["resource"] for line in rotated] == ["Topic:first", "Topic:second"]
+
+
+@pytest.mark.parametrize("refused", ["audit.log", "audit.log.0", "audit.log.2"])
+def test_a_rotation_that_is_refused_drops_no_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """`chattr +a` of the newest one: each line tried again, and dropped one more of the older."""
+    monkeypatch.setattr("batonmq.auth.audit.FILE_BYTES", 1)
+    path = tmp_path / "audit.log"
+    for number in range(1, 6):
+        (tmp_path / f"audit.log.{number}").write_text(f"older {number}")
+    path.write_text("newest")
+
+    def unless_refused(rename: Callable[[str, str], None]) -> Callable[[str, str], None]:
+        def renamed(source: str, target: str) -> None:
+            if Path(source).name == refused:
+                raise OSError(errno.EPERM, "it only grows")
+            rename(source, target)
+
+        return renamed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", unless_refused(os.rename))
+        patch.setattr(disk, "replace", unless_refused(disk.replace))
+        audit = AuditLog(path)
+        for _ in range(6):
+            audit.changed("root", "10.0.0.1:5", 17, "Topic:T", "done")
+        audit.close()
+    left = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert left.count("Topic:T") == 6 and "newest" in left
+    # The oldest one makes room for a file that could be renamed.
+    assert [f"older {n}" in left for n in range(1, 6)] == [True] * 4 + [refused == "audit.log"]
+    audit = AuditLog(path)
+    audit.changed("root", "10.0.0.1:5", 17, "Topic:T", "done")
+    audit.close()
+    assert len(list(tmp_path.iterdir())) == 6, "the next one ends what was begun"

@@ -320,6 +320,34 @@ def test_a_full_disk_pushes_no_older_log_out(
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == files
 
 
+@pytest.mark.parametrize("refused", ["process.log.0", "process.log.2"])
+def test_a_rotation_that_ends_half_way_keeps_every_line_and_is_ended_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """The only copy of the newest lines had a name that the next rotation overwrote."""
+    path = tmp_path / "process.log"
+    for number in range(1, 4):
+        (tmp_path / f"process.log.{number}").write_text(f"older {number};")
+    path.write_text("the newest lines")
+    replace = disk.replace
+
+    def refuse(source: str, target: str) -> None:
+        if Path(source).name == refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "replace", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="Input/output"):
+                rotate_log(path, 10, kept=4)
+            path.write_text("what came later")
+    rotate_log(path, 10, kept=4)
+    kept = [(tmp_path / f"process.log.{n}").read_text() for n in (1, 2, 3, 4)]
+    assert kept == ["the newest lines", "older 1;", "older 2;", "older 3;"]
+    assert path.read_text() == "what came later" and len(list(tmp_path.iterdir())) == 5
+
+
 def _numbers(layout: Layout) -> list[tuple[int, str]]:
     return [(node.index, node.group) for node in layout.brokers]
 
