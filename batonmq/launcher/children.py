@@ -109,13 +109,17 @@ class Children:
         self._rotating: asyncio.Task[None] | None = None
 
     async def start_all(self) -> None:
+        """Raises OSError, once no start is under way: `stop_all` ends only what has a pid."""
         if self._watchdog_s > 0:
             self._notify = NotifySocket(
                 lambda pid, message: self._watchdog.heard(pid, message, boot_ms())
             )
             self._watching = asyncio.create_task(self._watch_loops(), name="watch-loops")
         self._rotating = asyncio.create_task(self._rotate_logs(), name="rotate-logs")
-        await asyncio.gather(*(self.start(name) for name in self.by_name))
+        starts = (self.start(name) for name in self.by_name)
+        for failure in await asyncio.gather(*starts, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def add(self, node: Node) -> None:
         """Starts one process more. Raises OSError."""

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
@@ -106,10 +107,16 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
+        folder = self.layout.data_dir
         try:
             await self._start()
-        except (OSError, TlsError) as exc:
-            raise StartError(f"--data {self.layout.data_dir}: {disk.described(exc)}") from exc
+        except TlsError as exc:
+            raise StartError(f"--data {folder}: {exc}") from exc
+        except OSError as exc:
+            file = Path(str(exc.filename or ""))
+            is_ours = file.is_relative_to(folder) or file in folder.parents
+            what = f"--data {folder}" if is_ours else "no server can be started"
+            raise StartError(f"{what}: {disk.described(exc)}") from exc
 
     async def _start(self) -> None:
         await check_settings(self.layout, self._fork_server)

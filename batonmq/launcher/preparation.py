@@ -159,28 +159,35 @@ def _sections_in(path: Path) -> Settings | None:
 
 def settings_of(data_dir: Path, config: Path | None) -> Settings:
     """Those of `config`; None: of this folder's last start, if any. Raises LayoutError, OSError."""
-    found = _sections_in(config or data_dir / _LAST_SETTINGS) or {}
+    if config is not None:
+        found = _sections_in(config)
+    else:
+        found = _last_sections(data_dir / _LAST_SETTINGS, "give --config, which replaces this file")
     return {
         section: {key: _absolute(key, value) for key, value in values.items()}
-        for section, values in found.items()
+        for section, values in (found or {}).items()
     }
 
 
-def _absolute(key: str, value: object) -> object:
+def _last_sections(path: Path, way_out: str, section: str = "") -> Settings | None:
+    """What the last start wrote, if it did. Raises OSError, and LayoutError with the `way_out` of a
+    damaged file, or of one without `section`: read as nothing, it would change the cluster."""
+    try:
+        found = _sections_in(path)
+        if section and found is not None and section not in found:
+            raise LayoutError(f"{path}: no section {section}")
+    except LayoutError as exc:
+        raise LayoutError(f"{exc}; {way_out}") from exc
+    return found
+
+
+def _absolute(key: object, value: object) -> object:
     # It is kept, and the next start may be made in another folder.
-    if isinstance(value, str) and value and ("Path" in key or key.endswith("File")):
+    if not isinstance(key, str) or not isinstance(value, str):  # a check refuses it by name
+        return value
+    if value and ("Path" in key or key.endswith("File")):
         return value if value[0] == "~" else str(Path(value).absolute())
     return value
-
-
-def _kept(data_dir: Path, name: str, section: str) -> Settings | None:
-    """The settings that the last start wrote for a process, if any. Raises OSError, and LayoutError
-    if `section` is not in them: read as nothing, they would change the cluster."""
-    path = data_dir / "conf" / f"{name}.yaml"
-    found = _sections_in(path)
-    if found is not None and section not in found:
-        raise LayoutError(f"{path}: no section {section}: put back what the last start wrote")
-    return found
 
 
 def folder_owners(data_dir: Path) -> dict[int, str]:
@@ -189,7 +196,10 @@ def folder_owners(data_dir: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for file in (data_dir / "conf").glob("broker-*.yaml"):
         number = file.stem.removeprefix("broker-")
-        if number.isdecimal() and (kept := _kept(data_dir, file.stem, "broker")):
+        # Without the file another group could get its number, and its store.
+        identity = data_dir / file.stem / "brokerIdentity"
+        way_out = f"write `broker: {{brokerName: GROUP}}` to it; the GROUP is the 2nd in {identity}"
+        if number.isdecimal() and (kept := _last_sections(file, way_out, "broker")):
             found[int(number)] = str(kept["broker"].get("brokerName", ""))
     return found
 
@@ -218,7 +228,8 @@ def last_plan(data_dir: Path) -> LastPlan:
 
 def secured(data_dir: Path) -> Mode:
     """The mode that this folder's cluster had at its last start. Raises LayoutError, OSError."""
-    kept = _kept(data_dir, "namesrv-0", "namesrv") or {}
+    way_out = "give --secure MODE as it was, which replaces this file"
+    kept = _last_sections(data_dir / "conf" / "namesrv-0.yaml", way_out, "namesrv") or {}
     mode = kept.get("tls", {}).get("serverMode")
     return next((known for known in MODES if known == mode), "disabled")
 

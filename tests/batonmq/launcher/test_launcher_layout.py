@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import yaml
@@ -22,8 +23,8 @@ from click.testing import CliRunner
 from msgspec.structs import fields
 
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
-from batonmq.launcher.children import rotate_log
-from batonmq.launcher.cluster import gave_up
+from batonmq.launcher.children import Children, rotate_log
+from batonmq.launcher.cluster import LocalCluster, gave_up
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.layout import LastPlan, Layout, LayoutError, config_of, grown, plan
 from batonmq.launcher.main import main
@@ -135,6 +136,55 @@ def test_a_folder_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings_of(tmp_path, None) == {}
 
 
+def test_a_key_that_is_no_text_is_left_to_the_check_of_settings(tmp_path: Path) -> None:
+    """`up` ended with a traceback."""
+    path = tmp_path / "given.yaml"
+    path.write_text("broker: {1: abc}")
+    assert settings_of(tmp_path, path) == {"broker": {1: "abc"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        (None, "no server can be started: "),
+        ("/tmp/batonmq-check", "no server can be started: /tmp"),
+        ("data/a/conf/x", "--data "),
+        ("data", "--data "),
+    ],
+)
+async def test_a_start_names_its_folder_only_where_that_is_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, what: str
+) -> None:
+    """A refused fork was said to be of --data."""
+    named = [] if file is None else [str(tmp_path / file)]
+    failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *named)
+    monkeypatch.setattr("batonmq.launcher.cluster.check_settings", AsyncMock(side_effect=failure))
+    cluster = LocalCluster(plan(tmp_path / "data" / "a"), Mock(), Mock())
+    with pytest.raises(StartError, match=f"^{what}.*No space left"):
+        await cluster.start()
+
+
+async def test_a_start_that_fails_ends_once_the_others_have_a_pid(tmp_path: Path) -> None:
+    """The others were still being forked when all that had a pid were ended."""
+    layout = plan(tmp_path, replicas=2)
+    write_configs(layout)
+    first, *others = layout.nodes
+    (first.data_dir / "process.log").mkdir()
+
+    async def fork(*_: object) -> Mock:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return Mock(pid=1 << 30, wait=AsyncMock(side_effect=asyncio.Event().wait))
+
+    children = Children(layout, Mock(start=fork), Mock(), lambda name: False)
+    with pytest.raises(IsADirectoryError):
+        await children.start_all()
+    assert all(children.by_name[node.name].pid for node in others)
+    for child in children.by_name.values():
+        child.pid = None
+    await children.stop_all([])
+
+
 def test_every_setting_that_names_a_file_is_known_as_one(tmp_path: Path) -> None:
     sections = (NAMESRV_SECTIONS | BROKER_SECTIONS).values()
     keys = {f.encode_name for kind in sections for f in fields(kind) if f.type is str}
@@ -171,16 +221,16 @@ def test_whatever_disk_call_of_a_first_start_fails_the_next_one_makes_its_files(
 
 
 @pytest.mark.parametrize(
-    ("name", "read"),
+    ("name", "read", "way_out"),
     [
-        ("cluster.json", last_plan),
-        ("namesrv-0.yaml", secured),
-        ("broker-1.yaml", folder_owners),
-        ("settings.yaml", partial(settings_of, config=None)),
+        ("cluster.json", last_plan, "remove it, and give --controllers"),
+        ("namesrv-0.yaml", secured, "--secure MODE"),
+        ("broker-1.yaml", folder_owners, "/broker-1/brokerIdentity"),
+        ("settings.yaml", partial(settings_of, config=None), "--config"),
     ],
 )
 def test_what_a_folder_keeps_is_not_passed_over_where_it_cannot_be_read(
-    tmp_path: Path, name: str, read: Callable[[Path], object]
+    tmp_path: Path, name: str, read: Callable[[Path], object], way_out: str
 ) -> None:
     """Five replicas became three, a store would get another group, and TLS was off."""
     layout = plan(tmp_path, replicas=5, secure="permissive")
@@ -193,9 +243,10 @@ def test_what_a_folder_keeps_is_not_passed_over_where_it_cannot_be_read(
         with failing(rule), pytest.raises(OSError, match=str(path)):
             read(tmp_path)
     assert read(tmp_path) == found
-    if name != "settings.yaml":  # a file of --config may be empty
-        path.write_text("")  # by a power loss, of an earlier version
-        with pytest.raises(LayoutError, match=str(path)):
+    # "": by a power loss, of an earlier version. A file of --config may be empty.
+    for damaged in ("[", "[]", *([] if name == "settings.yaml" else [""])):
+        path.write_text(damaged)
+        with pytest.raises(LayoutError, match=f"{path}.*; .*{way_out}"):
             read(tmp_path)
 
 
