@@ -405,10 +405,15 @@ class CommitLog:
 
     def allocate_missing(self) -> None:
         """Tries again to allocate `missing_segment`, unless it exists, was cut or expired. Raises
-        OSError."""
+        OSError while the disk is full. What else fails ends no broker: puts still fit."""
         with self._allocation_lock:
             if not self._is_closed and self.missing_segment == self.end_of_segments:
-                self._allocate_next(is_needed=False)
+                try:
+                    self._allocate_next(is_needed=False)
+                except OSError as error:
+                    if self.health.passes(error):
+                        raise
+                    log.warning("segment_preallocation_failed reason=%r", disk.described(error))
 
     def preallocate_when_due(self) -> None:
         """Allocates the next segment in a thread once the last one is more than half full."""
