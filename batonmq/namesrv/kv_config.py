@@ -63,8 +63,11 @@ class KVConfig:
         """Raises CorruptLogError for a file that cannot be used, OSError."""
         if self._path is None:
             return
-        loaded = load_with_backup(self._path, _parse)
-        self._table = loaded[0] if loaded is not None else {}
+        self._table, why = load_with_backup(self._path, _parse) or ({}, "")
+        if why:
+            log.warning("key_values_from_backup file=%s reason=%s", self._path, why)
+            if self._path.exists():
+                disk.unlink(self._path)  # it must not become the `.bak` of the next write
         self._size = sum(
             _size(namespace, key, value)
             for namespace, pairs in self._table.items()

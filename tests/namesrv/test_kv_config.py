@@ -165,6 +165,21 @@ def test_r58_a_write_that_cannot_begin_is_answered(
     assert opened(path).namespace("n") == {"k": "2"}
 
 
+def test_a_copy_that_was_used_is_not_overwritten_by_what_was_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next write linked the damaged file over it: a crash behind that left two."""
+    path = tmp_path / "kv.json"
+    for value in ("1", "2"):
+        asyncio.run(opened(path).put("n", "k", value))
+    path.write_bytes(b"[]")
+    kv = opened(path)
+    assert kv.get("n", "k") == "1" and "key_values_from_backup" in caplog.text
+    with failing("replace kv.json.tmp EIO"):
+        refused(lambda: kv.put("n", "k", "3"))
+    assert opened(path).get("n", "k") == "1"
+
+
 @pytest.mark.parametrize(
     "content", [b"[]", b'{"configTable":[]}', b'{"configTable":{"n":[]}}', b"[" * 100_000, b"\xff"]
 )
