@@ -73,10 +73,13 @@ class Authority:
         return self.folder / CA_CERT
 
     def make(self, cluster: str, days: int = CA_DAYS) -> None:
-        """Creates the authority. Raises FileExistsError if there is one: its certificates would
-        become invalid. Raises TlsError, OSError; then it may be repeated."""
+        """Creates the authority. Raises FileExistsError if there is one, or was: its certificates
+        would become invalid. Raises TlsError, OSError; then it may be repeated."""
         if self.trust.exists():
             raise FileExistsError(errno.EEXIST, "there is an authority already", str(self.folder))
+        if issued := self._files():
+            why = f"put back the lost {CA_CERT} of the authority that issued {issued[0].name}"
+            raise FileExistsError(errno.EEXIST, why, str(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder, 0o700)
         key = _made_key(self.folder / CA_KEY)

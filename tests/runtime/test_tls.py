@@ -109,8 +109,13 @@ def test_an_authority_keeps_its_keys_to_itself_and_is_never_overwritten(tmp_path
     assert set(node.hosts) == {"10.0.0.1", "host.example", "::1"}
     assert (made.folder / "ca.key").stat().st_mode & 0o777 == 0o600
     assert node.path.stat().st_mode & 0o777 == 0o600 and made.folder.stat().st_mode & 0o77 == 0
-    with pytest.raises(FileExistsError):
-        Authority(made.folder).make("again")
+    for lost in (False, True):  # `ca.key` without `ca.pem`: the same key got another name
+        if lost:
+            trust = made.trust.read_bytes()
+            made.trust.unlink()
+        with pytest.raises(FileExistsError, match="the lost ca.pem" if lost else "already"):
+            Authority(made.folder).make("again")
+    made.trust.write_bytes(trust)
     with pytest.raises(ValueError, match="no name of a node"):
         made.issue("n.pem", ["broker/../../x"], [])
     (renewed,) = made.renew()
