@@ -21,7 +21,7 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.launcher import control
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
-from batonmq.launcher.current import announce, withdraw
+from batonmq.launcher.current import UNFINISHED, announce, withdraw
 from batonmq.launcher.events import ClusterEvent, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import (
@@ -128,6 +128,7 @@ class LocalCluster:
         self.layout.cluster_file.unlink(missing_ok=True)
         write_configs(self.layout)
         self._write_plan()
+        self._unfinished.touch()
         try:
             self._control = await control.serve(self.layout.lock_file.parent, self._answer)
         except OSError as exc:  # not every file system has sockets
@@ -267,14 +268,17 @@ class LocalCluster:
             self._control.close()
         async with self._one_change:
             await self.children.stop_all([[node.name for node in self.layout.nodes]])
-        if self._control is not None:
-            with suppress(OSError):  # a socket that stays tells `mqctl verdict` of a kill
-                (self.layout.lock_file.parent / control.SOCKET).unlink()
         if self._admin is not None:
+            with suppress(OSError):  # then `mqctl verdict` says that it was killed
+                self._unfinished.unlink()
             await self._admin.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.layout.lock_file.parent / UNFINISHED
 
     @property
     def controller(self) -> ControllerAdmin:

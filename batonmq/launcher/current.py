@@ -1,4 +1,4 @@
-"""Which local cluster runs now: `~/.batonmq/current`, and the pid files of its processes.
+"""Which local cluster runs now: `~/.batonmq/current`, and the files in `run` of its data folder.
 
 `~/.batonmq/current` holds the path of the `cluster.json` of the last cluster that became whole, so
 that `mqctl` finds it from any folder. It is a hint, and left out if the home cannot be written.
@@ -10,6 +10,10 @@ import logging
 import os
 import shlex
 from pathlib import Path
+from typing import Final
+
+UNFINISHED: Final = "up.unfinished"
+"""In `run` while `batonmq up` runs: if it stays, that was killed."""
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ import pytest
 from batonmq.broker.transaction import transaction_service
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
+from batonmq.launcher.current import UNFINISHED
 from batonmq.mqctl.commands.doctor import without_secrets
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
@@ -371,7 +372,12 @@ def test_the_time_line_of_a_cluster_that_has_ended_is_read_from_its_files(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("left", "incident"), [("", "cluster-stopped"), ("up.sock", "cluster-killed")]
+    ("left", "incident"),
+    [
+        ("", "cluster-stopped"),
+        ("up.sock", "cluster-stopped"),  # of an earlier version, which left it
+        (UNFINISHED, "cluster-killed"),
+    ],
 )
 def test_the_kill_of_a_supervisor_is_no_stop(tmp_path: Path, left: str, incident: str) -> None:
     """The kernel ends its processes with SIGTERM, and each says that it stops."""

@@ -16,8 +16,7 @@ from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import in_order, merged
 from batonmq.history.reader import read_histories
-from batonmq.launcher.control import SOCKET
-from batonmq.launcher.current import serves
+from batonmq.launcher.current import UNFINISHED, serves
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
@@ -59,7 +58,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
             cluster = str(folder)
             if not supervised and not any(n.has_process for n in found):
                 start = f"batonmq up --data {folder}"
-                is_orphaned = os.path.exists(folder / "run" / SOCKET)
+                is_orphaned = os.path.exists(folder / "run" / UNFINISHED)
         elif any(os.path.exists(folder / name) for name in ("commitlog", "brokerIdentity")):
             store = store_facts(folder)
             node = _node(folder, str(folder), BROKER, "")
