@@ -217,10 +217,11 @@ def write_named(path: Path, content: str | bytes) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         mode = stat.S_IFREG | 0o644
-    if not path.parent.is_dir():  # a slip of the pen makes no folder
+    target = path.resolve()
+    if not target.parent.is_dir():  # a mistyped path creates no folder
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if stat.S_ISREG(mode):
-        show_file(path.resolve(), content, stat.S_IMODE(mode))
+        show_file(target, content, stat.S_IMODE(mode))
     else:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -276,7 +277,7 @@ def load_with_backup(
         return value, reasons[0] if reasons else ""
     if not found:
         return None
-    # To go on without the file would silently forget what is in it.
+    # To start without the file would silently forget what is in it.
     raise CorruptLogError(str(path), 0, "; ".join(reasons))
 
 

@@ -83,4 +83,9 @@ def test_what_a_user_names_stays_what_it_is(tmp_path: Path) -> None:
         0o600,
     )
     write_named(tmp_path / "fresh", "text")
+    (tmp_path / "dangling").symlink_to(tmp_path / "none" / "file")
+    for mistyped in ("dangling", "nowhere/file"):
+        with pytest.raises(FileNotFoundError, match=mistyped):
+            write_named(tmp_path / mistyped, "text")
+    (tmp_path / "dangling").unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "link", "pipe", "target"]
