@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-from contextlib import suppress
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,32 @@ def test_what_expired_leaves_the_backup(tmp_path: Path) -> None:
     restore(tmp_path / "b", tmp_path / "new", nothing)
 
 
+def refused(rule: str, work: Callable[[], object]) -> bool:
+    """Does `work` under that rule; whether a call failed, which must be named. Only the close of
+    the lock file may fail without an error."""
+    failure = None
+    with failing(rule) as struck:
+        try:
+            work()
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        assert failure.filename
+    else:
+        assert not struck or rule.startswith("*")
+    return bool(struck)
+
+
+WRITES = pytest.mark.parametrize(
+    ("call", "least"), [("*", 40), ("pwrite", 3), ("fsync", 3), ("replace", 0)]
+)
+
+
 @pytest.mark.parametrize("before", [0, 5])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@WRITES
 def test_a_failing_disk_leaves_the_backup_before_and_no_half_one(
-    tmp_path: Path, before: int, error: str
+    tmp_path: Path, before: int, error: str, call: str, least: int
 ) -> None:
     """Whichever call fails; then the same folder takes a backup."""
     store = tmp_path / "store"
@@ -145,39 +167,39 @@ def test_a_failing_disk_leaves_the_backup_before_and_no_half_one(
         folder = tmp_path / str(number)
         if before:
             back_up(StoreSource(store), folder, offsets[before], 7, nothing)
-        with failing(rule) as struck, suppress(OSError):
-            back_up(StoreSource(store), folder, offsets[45], 8, nothing)
+        struck = refused(rule, lambda: back_up(StoreSource(store), folder, offsets[45], 8, nothing))
         manifest = read_manifest(folder)
         assert manifest is not None or (struck and not before)
         if manifest is not None:
-            check_backup(folder, nothing)
+            assert manifest.end in {offsets[before] or offsets[45], offsets[45]}
+            assert check_backup(folder, nothing) == manifest
+            assert log_bytes(folder, manifest.end) == log_bytes(store, manifest.end)
         back_up(StoreSource(store), folder, offsets[45], 9, nothing)
         assert check_backup(folder, nothing).end == offsets[45]
-        return bool(struck)
+        return struck
 
-    assert walk_errors(f"* * {error}", attempt) > 40
+    assert walk_errors(f"{call} * {error}", attempt) > least
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_a_failing_disk_leaves_no_half_store_and_is_named(tmp_path: Path, error: str) -> None:
+@WRITES
+def test_a_failing_disk_leaves_no_half_store_and_is_named(
+    tmp_path: Path, error: str, call: str, least: int
+) -> None:
     """Whichever call fails; then a restore takes the same folder."""
     offsets = make_store(tmp_path / "store")
     back_up(StoreSource(tmp_path / "store"), tmp_path / "b", offsets[45], 7, nothing)
 
     def attempt(rule: str, number: int) -> bool:
         new = tmp_path / str(number)
-        with failing(rule) as struck:
-            try:
-                restore(tmp_path / "b", new, nothing)
-            except OSError as failed:
-                assert failed.filename
+        struck = refused(rule, lambda: restore(tmp_path / "b", new, nothing))
         if not new.exists():
             restore(tmp_path / "b", new, nothing)
         assert log_bytes(new, offsets[45]) == log_bytes(tmp_path / "store", offsets[45])
         assert not new.with_name(f"{number}.restoring").exists()
-        return bool(struck)
+        return struck
 
-    assert walk_errors(f"* * {error}", attempt) > 40
+    assert walk_errors(f"{call} * {error}", attempt) > least
 
 
 @pytest.mark.parametrize("what", ["flip", "short", "missing", "manifest", "no manifest"])
