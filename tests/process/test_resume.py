@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.launcher.current import UNFINISHED
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.up import ClusterProcess
@@ -69,7 +70,8 @@ def test_r3_a_folder_is_resumed_after_a_clean_stop_and_after_the_death_of_everyt
         first_epoch = cluster.wait_in_sync(3)["masterEpoch"]
         before, pids = write_some(cluster, "BeforeStop"), processes(cluster)
         ids = {broker["address"]: broker["id"] for broker in cluster.brokers}
-        assert cluster.stop() == 0
+        assert (cluster.data_dir / "run" / UNFINISHED).exists()
+        assert cluster.stop() == 0 and not (cluster.data_dir / "run" / UNFINISHED).exists()
         assert not any(map(is_running, pids)) and cluster.events[-1]["event"] == "stopped"
 
         cluster.start()
