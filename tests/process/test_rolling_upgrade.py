@@ -53,7 +53,7 @@ def renew(cluster: HeldCluster, process: NodeProcess, source: Path, load: Writer
 
 
 @pytest.mark.parametrize("first", ["controllers", "brokers"] if IS_SOAK else ["controllers"])
-def test_from_the_last_version_and_back_nothing_acknowledged_is_lost(
+def test_process_by_process_from_the_last_version_nothing_acknowledged_is_lost(
     tmp_path: Path, earlier: Path, first: str
 ) -> None:
     cluster = HeldCluster(tmp_path, Network(HOSTS))

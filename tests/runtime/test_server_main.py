@@ -76,7 +76,7 @@ def lift(folder: Path, how: str) -> list[str]:
 def test_a_failed_assertion_ends_the_process_also_if_its_log_is_on_a_full_disk(
     tmp_path: Path,
 ) -> None:
-    """It lived on, without the timer that had failed."""
+    """It continued without the timer that had failed."""
     env = os.environ | {"PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(lift(tmp_path, "timer"), stderr=full, timeout=30, env=env)
