@@ -39,6 +39,7 @@ from tests.mqctl.conftest import (
     write_cluster,
 )
 from tests.mqctl.test_mqctl_backup import make_store
+from tests.shared.failing_disk import failing
 
 MQCTL = [sys.executable, "-m", "batonmq.mqctl.main"]
 BUSY = """
@@ -522,9 +523,7 @@ def test_names_of_clusters_are_not_lost_over_a_file_that_cannot_be_read(
     assert "is not what" in mqctl("topicList").err
 
 
-def test_a_bundle_is_written_whole_and_has_every_store(
-    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_is_written_whole_and_has_every_store(mqctl: Run, tmp_path: Path) -> None:
     for host in ("one", "two"):
         make_store(tmp_path / host / "broker-0")
         (tmp_path / host / "broker-0" / "process.log").write_text(f"of {host}\n")
@@ -536,14 +535,8 @@ def test_a_bundle_is_written_whole_and_has_every_store(
     assert len(logs) == 2
     bundle.unlink()
 
-    real = Path.write_bytes
-
-    def full(path: Path, data: bytes) -> int:
-        real(path, data[:100])
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    ran = mqctl("doctor", "--bundle", str(bundle), *stores)
+    with failing("pwrite bundle.tar.gz ENOSPC"):
+        ran = mqctl("doctor", "--bundle", str(bundle), *stores)
     assert ran.code == 1 and f"mqctl: {bundle}: No space left on device" in ran.err
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
