@@ -8,23 +8,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from batonmq.protocol.bodies import TopicRouteData
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX
-
-ROUTE_QUEUES_MAX: Final = 8 * TOPIC_QUEUES_MAX
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], tuple[MessageQueue, ...]]
 """(sorted queues, sorted unique client ids, own id) -> the own queues; empty for a non-member."""
-
-
-def route_problem(data: TopicRouteData) -> str:
-    """Why the route is not used, or "": each queue becomes an object, and a name server believes
-    what a broker registers."""
-    queues = sum(max(q.read_queue_nums, q.write_queue_nums, 0) for q in data.queue_datas)
-    if queues <= ROUTE_QUEUES_MAX:
-        return ""
-    return f"its route has {queues} queues, at most {ROUTE_QUEUES_MAX} are allowed"
 
 
 def place_of(client_ids: Sequence[str], own_id: str) -> int | None:

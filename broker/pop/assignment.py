@@ -17,7 +17,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import invalid
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of, route_problem
+from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
 from batonmq.protocol.bodies import (
     BROADCASTING,
     PERM_READ,
@@ -29,7 +29,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
-from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message import MessageQueue, route_problem
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.topic_name import RETRY_PREFIX
 from batonmq.remoting.command import RemotingCommand

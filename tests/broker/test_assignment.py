@@ -9,7 +9,7 @@ import pytest
 
 from batonmq.broker.pop import assignment
 from batonmq.broker.pop.assignment import ROUTE_KEPT_MS, AssignmentProcessor, popped_share
-from batonmq.protocol.allocation import ROUTE_QUEUES_MAX, STRATEGIES
+from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
     BROADCASTING,
     QueryAssignmentRequestBody,
@@ -19,7 +19,7 @@ from batonmq.protocol.bodies import (
     TopicRouteData,
 )
 from batonmq.protocol.errors import ConnectError
-from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message import ROUTE_QUEUES_MAX, MessageQueue
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.remoting.command import RemotingCommand
 

@@ -7,6 +7,7 @@ count.
 import asyncio
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ class Turns:
         self.lines = self.disk_calls = self.count = 0
         self._is_over = False
         self._lines = self._disk_calls = 0
+        self._thread = threading.get_ident()
         self._counts: dict[CodeType, bool] = {}
         self._count = self._line
 
@@ -70,7 +72,8 @@ class Turns:
 
     def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*args: Any, **more: Any) -> Any:
-            self._disk_calls += 1
+            # What a thread does meanwhile is no work of this turn.
+            self._disk_calls += threading.get_ident() == self._thread
             return call(*args, **more)
 
         return counting

@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 
 from batonmq.client.arguments import check_address, check_text
 from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
-from batonmq.protocol.allocation import route_problem
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import (
@@ -21,6 +20,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
+from batonmq.protocol.message import route_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
