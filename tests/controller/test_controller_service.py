@@ -467,7 +467,11 @@ async def test_a_minority_answers_nothing(cluster):
             assert not (await session.beat()).leader
 
 
-async def test_history_is_told_and_kept_by_every_node(cluster):
+ANY_TIME = ("pushed", "controller_leader_changed")
+"""Events that come when they come; on a busy machine controllers may elect a leader again."""
+
+
+async def test_history_is_served_and_kept_by_every_node(cluster):
     async with cluster.brokers(1, 2) as sessions:
         for session in sessions.values():
             await session.take_view(lambda view: view.sync_state_set_epoch == 2)
@@ -486,7 +490,7 @@ async def test_history_is_told_and_kept_by_every_node(cluster):
         leader = await cluster.leader()
         request = pb.GetHistoryRequest(broker_name=GROUP)
         events = (await cluster.stub(leader).GetHistory(request)).events
-        events = [event for event in events if event.kind != "pushed"]  # comes when it comes
+        events = [event for event in events if event.kind not in ANY_TIME]
         kinds = [event.kind for event in events]
         assert kinds == ["broker_registered"] * 2 + ["elected", "set_altered", "first_ack"]
         assert json.loads(events[-1].json)["json"] == '{"offset":7}'
@@ -498,13 +502,12 @@ async def test_history_is_told_and_kept_by_every_node(cluster):
         for node_id in cluster.services:
             while not (await cluster.stub(node_id).GetHistory(newest)).events:
                 pass  # a follower answers too, once it has applied as much
-            told_by_all = [json.loads(event.json) for event in events]
-            assert await _in_pages(cluster.stub(node_id), told_by_all[-1]) >= 3
+            assert await _in_pages(cluster.stub(node_id), json.loads(events[-1].json)) >= 3
     path = cluster.folder / leader / f"history-{leader}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    told = [line["kind"] for line in lines if line["kind"] != "pushed"]
-    # The sessions have ended: an election may be told as well.
-    assert told[1 : len(kinds) + 1] == kinds
+    kept = [line["kind"] for line in lines if line["kind"] not in ANY_TIME]
+    # The sessions have ended: an election may follow.
+    assert kept[: len(kinds)] == kinds
 
 
 async def _in_pages(stub: Any, last: dict[str, Any]) -> int:
