@@ -95,8 +95,9 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
-# fast, java and process come one after the other: their tests wait for answers in time. What they
-# leave of two cores, about a third, is for rings that can wait, from the beginning.
+# java, process and docker come one after the other, since their tests wait for answers in time. What
+# they leave of two cores, about a third, is for rings that only compute; more than one of those beside
+# them, and stock clients run into their time-outs.
 RINGS = (
     Ring(
         "fast",
@@ -134,7 +135,7 @@ RINGS = (
         "process and not spark",
         1800,
         missing_for_some=_missing_for_alerts,
-        after=("java",),
+        after=("java", "spark"),
         folders=(
             "tests/process/test_fault_trials.py",
             "tests/process",
@@ -152,7 +153,8 @@ RINGS = (
         "simulated lives of a whole cluster",
         "",
         5400,
-        niceness=19,  # from the start: it takes what the others leave
+        after=("spark",),
+        niceness=19,  # it takes what the others leave
         # As many lives as pay: they find three of four planted defects, 300 find most of the others
         # in seven times the time. With each change a seed is another life; `make sim` runs 300.
         command=("-m", "lab.sim", "--seeds", "40", "--known", "--jobs", "2"),
@@ -165,7 +167,7 @@ RINGS = (
         compose.missing_tools,
         prepare=_prepare_docker,
         # RocketMQ's client takes no local address while an interface disappears.
-        after=("java",),
+        after=("process",),
         folders=("tests/chaos",),
     ),
     Ring(
