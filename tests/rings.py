@@ -95,9 +95,9 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
-# java, process and docker come one after the other, since their tests wait for answers in time. What
-# they leave of two cores, about a third, is for rings that only compute; more than one of those beside
-# them, and stock clients run into their time-outs.
+# java, process and docker come one after the other, since their tests wait for answers in time.
+# What they leave of two cores, about a third, is for rings that only compute. Beside more than one
+# of those, stock clients run into their time-outs.
 RINGS = (
     Ring(
         "fast",
