@@ -135,7 +135,7 @@ RINGS = (
         "process and not spark",
         1800,
         missing_for_some=_missing_for_alerts,
-        after=("java", "spark"),
+        after=("java",),
         folders=(
             "tests/process/test_fault_trials.py",
             "tests/process",
