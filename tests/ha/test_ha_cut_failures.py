@@ -141,7 +141,7 @@ class Actions:
         await durable
 
 
-REPORTED = "cannot follow the master, the disk is full: [Errno 28] No space left on device"
+REPORTED = "cannot follow the master, the disk is full: [Errno 28] "
 
 
 @pytest.mark.parametrize("n", range(0, 63, 3))
@@ -174,4 +174,4 @@ async def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(group, wait_
     await group.caught_up(one, two)
     await group.restart(two)
     assert two.store.min_phy_offset == 4096
-    assert all(reason.startswith(REPORTED) for reason in two.diverged)
+    assert all(reason.startswith(REPORTED) for reason in two.diverged), two.diverged
