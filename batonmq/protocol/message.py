@@ -6,16 +6,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import msgspec
 
 from batonmq.protocol import properties as names
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
 from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX
-
-if TYPE_CHECKING:
-    from batonmq.protocol.bodies import TopicRouteData
 
 ROUTE_QUEUES_MAX: Final = 8 * TOPIC_QUEUES_MAX
 
@@ -31,10 +28,10 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
 
 
-def route_problem(data: TopicRouteData) -> str:
-    """Why the route is not used, or "": each queue becomes an object, and a name server believes
-    what a broker registers."""
-    queues = sum(max(q.read_queue_nums, q.write_queue_nums, 0) for q in data.queue_datas)
+def route_problem(queue_nums: Iterable[int]) -> str:
+    """Why a route to groups with so many queues each is not used, or "": each queue becomes an
+    object, and a name server believes what a broker registers."""
+    queues = sum(max(number, 0) for number in queue_nums)
     if queues <= ROUTE_QUEUES_MAX:
         return ""
     return f"its route has {queues} queues, at most {ROUTE_QUEUES_MAX} are allowed"

@@ -191,7 +191,7 @@ class AssignmentProcessor:
                 reply = await self._client.invoke(address, ask, ASK_MS)
                 if reply.code == ResponseCode.SUCCESS:
                     route = TopicRouteData.decode(reply.body)
-                    if problem := route_problem(route):
+                    if problem := route_problem(q.read_queue_nums for q in route.queue_datas):
                         log.warning("route_refused topic=%s reason=%s", topic, problem)
                         continue
                     found = await asyncio.to_thread(_readable_queues, topic, route)

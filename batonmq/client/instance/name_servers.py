@@ -174,7 +174,8 @@ class NameServers:
             except RemoteProtocolError as error:  # another server may have a good one
                 answers.failures.append((address, str(error)))
                 return
-            if problem := route_problem(data):
+            numbers = (max(q.read_queue_nums, q.write_queue_nums) for q in data.queue_datas)
+            if problem := route_problem(numbers):
                 answers.failures.append((address, problem))
             elif answers.take(data):
                 self._preferred = index
