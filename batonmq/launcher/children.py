@@ -309,7 +309,7 @@ def _argv(node: Node) -> list[str]:
 def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
     """Keeps a `process.log` above `size_max` bytes as `.1`, the one before as `.2` and so on, and
     empties it. Its process writes to it by appending, and needs no signal. What it writes within
-    the copy is lost. Raises OSError; then each try drops no older log more."""
+    the copy is lost. Raises OSError; trying again then drops no further log."""
     copy, whole = Path(f"{path}.new"), Path(f"{path}.0")
     if not whole.exists():  # else the launcher was killed, or a rename failed, behind the copy
         if not path.exists() or path.stat().st_size <= size_max:

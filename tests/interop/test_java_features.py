@@ -120,9 +120,10 @@ def test_features_in_peace(cluster: ClusterProcess, run_java: RunJava) -> None:
 
 @pytest.mark.parametrize("python", [True, pytest.param(False, marks=ONLY_SOAK)])
 def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava, python: bool) -> None:
-    """Sends of every kind, of Java and of Python, go on through a kill -9 of the master.
+    """Java and Python clients send messages of every kind while the master is killed with kill -9.
 
-    What waited for a while, a try, a check or a recall when the master died goes on with the next.
+    Messages that then wait for their delay, a retry, a transaction check or a recall are handled by
+    the new master.
     """
     name = "Mixed" if python else "Kill"
     with features(cluster, run_java, name, python=python) as run:

@@ -110,7 +110,7 @@ def test_modes_on_spark(session, large, flip):
     path = flip(300_000)
     with pytest.raises(Exception, match=rf"{path}: .*CRC is wrong at log offset \d+") as failed:
         frame(session, large.root, **SPLIT).filter("queue_offset < 0").count()
-    assert len(told(failed)) == 2, "of these, the first one says that it was in a Python process"
+    assert len(texts_of(failed)) == 2, "the first one says that it was in a Python process"
     rows = frame(session, large.root, mode="PERMISSIVE", **SPLIT).select("corrupt").collect()
     (bad,) = [row.corrupt for row in rows if row.corrupt is not None]
     assert bad.file == str(path) and bad.offset <= 300_000 < bad.offset + bad.bytes
@@ -198,7 +198,7 @@ def test_plain_parquet_of_messages_has_dictionaries_where_values_repeat(session,
     session.conf.set(key, "false")
 
 
-def told(error):
+def texts_of(error):
     """The message of an error without the state of SQL, in which Spark ends some."""
     return [line for line in str(error.value).splitlines() if "SQLSTATE" not in line]
 
@@ -206,7 +206,7 @@ def told(error):
 def test_bad_options_are_named_in_one_line(session):
     with pytest.raises(Exception, match="it must be one of messages") as refused:
         frame(session, GOLDEN / "b0", table="nothing")
-    assert len(told(refused)) == 1
+    assert len(texts_of(refused)) == 1
 
 
 def test_processes_on_this_machine_import_the_installed_pyspark(session):
