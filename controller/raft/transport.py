@@ -374,13 +374,6 @@ class BackgroundResolver:
                     self._under_way[host] = thread
             return self._known.get(host)
 
-    def wait(self, host: str) -> None:
-        """Returns when the look-up of `host` under way has ended."""
-        with self._lock:
-            thread = self._under_way.get(host)
-        if thread is not None:
-            thread.join()
-
     def _refresh(self, host: str) -> None:
         try:
             address = self._look_up(host)

@@ -340,26 +340,10 @@ class ReplicasChanged(msgspec.Struct, frozen=True):
     view: RoleView
 
 
-class GroupRemoved(msgspec.Struct, frozen=True):
-    """The group was removed."""
-
-    broker_name: str
-
-
-class ControllerChanged(msgspec.Struct, frozen=True):
-    """`node` leads the controllers from `controller_epoch` on."""
-
-    node: str
-    nonce: str
-    controller_epoch: int
-
-
 class HistoryAppended(msgspec.Struct, frozen=True):
     """One more line of the history."""
 
     event: HistoryEvent
 
 
-Effect = (
-    RoleChanged | SetChanged | ReplicasChanged | GroupRemoved | ControllerChanged | HistoryAppended
-)
+Effect = RoleChanged | SetChanged | ReplicasChanged | HistoryAppended

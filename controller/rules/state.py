@@ -23,10 +23,8 @@ from batonmq.controller.rules.commands import (
     BecomeController,
     CleanBrokerData,
     CommandResult,
-    ControllerChanged,
     Effect,
     ElectMaster,
-    GroupRemoved,
     HistoryAppended,
     LiveBroker,
     RegisterBroker,
@@ -214,8 +212,7 @@ class ControllerState(msgspec.Struct, frozen=True):
         )
         state, effects = state._with_events((event,))
         result = CommandResult(ResponseCode.SUCCESS, controller_epoch=epoch)
-        changed = ControllerChanged(command.node, command.nonce, epoch)
-        return Transition(state._remembering(request_id, result), result, (changed, *effects))
+        return Transition(state._remembering(request_id, result), result, effects)
 
     def _change_group(self, command: GroupCommand) -> Transition:
         before = self.groups.get(command.broker_name)
@@ -303,11 +300,9 @@ def _effects_of(
     live: tuple[LiveBroker, ...],
     index: int,
 ) -> tuple[Effect, ...]:
-    """At most one effect: its view has all that changed."""
+    """At most one effect: its view has all that changed. None of a group that was removed."""
     # By comparison, not by command: no rule can forget to announce what it changed.
-    if after is None:
-        return () if before is None else (GroupRemoved(before.broker_name),)
-    if after is before:
+    if after is None or after is before:
         return ()
     view = after.role_view(living_replicas(after, live), index)
     if before is None:

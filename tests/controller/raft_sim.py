@@ -21,6 +21,7 @@ from pysyncobj.node import TCPNode
 from pysyncobj.syncobj import SyncObj, replicated
 from pysyncobj.tcp_connection import CONNECTION_STATE
 from pysyncobj.transport import Transport
+from raft_files import fatal
 
 from batonmq.controller.config import RaftTimings
 from batonmq.controller.raft import transport
@@ -32,10 +33,6 @@ from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_sna
 TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=50, tick_ms=10)
 ALL_CURES = frozenset({"snapshot pieces", "agreeing entries", "one batch"})
 STOCK_BATCH = 1 << 16
-
-
-def fatal(what: str) -> NoReturn:
-    raise AssertionError(what)
 
 
 class NodeEnded(Exception):

@@ -148,6 +148,15 @@ class TestOwners:
         leader.alter(1, 2, 3)
         return leader
 
+    @classmethod
+    def while_3_is_away(cls, clocks: Any, ms: int = UNHEARD_MS) -> Leader:
+        """Set {1, 2}; 3 has been away for so long."""
+        leader = cls.in_sync(clocks)
+        leader.alter(1, 2)
+        leader.closes(3)
+        leader.passes(ms, 1, 2)
+        return leader
+
     @staticmethod
     def claim(leader: Leader, life: str, owner: str = "") -> Any:
         """Another process registers as replica 3."""
@@ -174,10 +183,7 @@ class TestOwners:
 
     @pytest.mark.parametrize("owner", ["", "a stranger's"])
     def test_r59_nor_that_of_a_replica_that_may_be_alive(self, clocks, owner):
-        leader = self.in_sync(clocks)
-        leader.alter(1, 2)
-        leader.closes(3)
-        leader.passes(UNHEARD_MS - 100, 1, 2)
+        leader = self.while_3_is_away(clocks, UNHEARD_MS - 100)
         assert f"{UNHEARD_MS}" in self.claim(leader, "stranger", owner).remark
         leader.core.handle(ev.GateClosed(), clocks.boot_ms)
         leader.core.handle(ev.GateOpened(), clocks.boot_ms)  # it has heard no broker yet
@@ -187,10 +193,7 @@ class TestOwners:
     @pytest.mark.parametrize("known", ["epoch", "accepted_epoch"])
     def test_r59_a_volume_of_another_cluster_does_not_stop_elections(self, clocks, known):
         """Its epochs are the highest: the controllers would seem to have forgotten (R19)."""
-        leader = self.in_sync(clocks)
-        leader.alter(1, 2)
-        leader.closes(3)
-        leader.passes(UNHEARD_MS, 1, 2)
+        leader = self.while_3_is_away(clocks)
         stray = registration(
             NAME, cluster_name="", broker_id=3, incarnation="stray", register_check_code="",
             owner="of another cluster", **{known: leader.group.master_epoch + 1},
@@ -204,10 +207,7 @@ class TestOwners:
     def test_r59_the_owner_takes_its_id_back_from_a_living_process_without_proof(
         self, clocks, owner
     ):
-        leader = self.in_sync(clocks)
-        leader.alter(1, 2)
-        leader.closes(3)
-        leader.passes(UNHEARD_MS, 1, 2)
+        leader = self.while_3_is_away(clocks)
         leader.register(3, "stranger", owner=owner, register_check_code="code-3")
         leader.beat(3, max_offset=0)
         assert self.claim(leader, "stranger", owner).ok, "it says it again"
@@ -223,10 +223,7 @@ class TestOwners:
         assert "lives" in self.claim(leader, "a copy of its volume", "owner-3").remark
 
     def test_r59_whom_an_operator_forgets_has_no_owner(self, clocks):
-        leader = self.in_sync(clocks)
-        leader.alter(1, 2)
-        leader.closes(3)
-        leader.passes(1_000, 1, 2)
+        leader = self.while_3_is_away(clocks, 1_000)
         assert leader.submit(CleanBrokerData(broker_name=NAME, broker_ids=(3,))).ok
         assert self.claim(leader, "stranger", "a stranger's").ok
 

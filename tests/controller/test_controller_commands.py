@@ -87,12 +87,6 @@ def test_r58_nodes_apply_a_nested_report_of_an_earlier_log_alike(text, ok, depth
     assert sys.getrecursionlimit() == kept
 
 
-def test_stamping_keeps_everything_else():
-    stamped = ELECT.stamped(controller_epoch=4, now_ms=77)
-    assert (stamped.controller_epoch, stamped.now_ms) == (4, 77)
-    assert stamped.stamped(controller_epoch=0, now_ms=0) == ELECT
-
-
 @pytest.mark.parametrize(
     ("kind", "request_kind", "converted"),
     [

@@ -9,12 +9,6 @@ from batonmq.runtime.settings import load_settings
 PEERS = "n0-127.0.0.1:9878;n1-127.0.0.1:9978;n2-127.0.0.1:10078"
 
 
-def test_defaults_are_valid():
-    config = ControllerConfig()
-    assert config.broker_session_timeout_ms == 800
-    assert config.self_peer.remoting_address == "127.0.0.1:9878"
-
-
 def test_endpoints_stand_above_the_remoting_address():
     config = ControllerConfig(controller_peers=PEERS, controller_self_id="n1")
     assert config.self_peer.remoting_address == "127.0.0.1:9978"

@@ -10,9 +10,7 @@ from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     BecomeController,
     CleanBrokerData,
-    ControllerChanged,
     ElectMaster,
-    GroupRemoved,
     HistoryAppended,
     LiveBroker,
     NewMember,
@@ -80,7 +78,7 @@ def test_quirk_b_partial_clean_leaves_no_half_group(trio):
     assert trio.epochs == (2, 4)
     assert effect_types(trio) == [RoleChanged]
     assert trio.clean(2, 3, clean_living_broker=True).ok
-    assert effect_types(trio) == [GroupRemoved]
+    assert trio.state.groups == {}
 
 
 def test_quirk_b_forced_clean_takes_only_what_is_named(trio):
@@ -123,7 +121,7 @@ def test_quirk_c_shrink_needs_no_life_of_the_members_it_keeps(trio):
     assert dead.code is Code.CONTROLLER_BROKER_NOT_ALIVE
 
 
-def test_quirk_d_fencing_comes_before_equality(trio):
+def test_r3_quirk_d_fencing_comes_before_equality(trio):
     """A deposed master resubmits the set that is recorded: 2002, 2000 or 2001, never 2013."""
     same = trio.alter(1, 2, 3)
     assert same.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
@@ -780,15 +778,27 @@ def test_r7_an_operator_who_names_a_suspect_must_ask_for_an_unclean_election(tri
     assert trio.elect(2, designate=True, unclean=True).view.unclean_epoch == 2
 
 
-def test_r7_an_unclean_election_takes_a_living_replica_that_was_named(trio):
+def test_r7_after_an_unclean_election_the_winner_is_alone_in_the_set(trio):
+    """G5: it takes a living replica that was named. What the old members hold beyond its log is of
+    another history."""
     assert trio.alter(1, 2).ok
-    trio.die(1, 2)
-    assert not trio.elect(3, unclean=True).ok, "it asks for itself: nobody named it"
+    trio.die(1)
+    assert trio.elect(3, unclean=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED, "not named"
+    assert trio.elect(3, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
     trio.die(3)
     assert not trio.elect(3, designate=True, unclean=True).ok
     trio.revive(3)
     assert trio.elect(3, designate=True, unclean=True).ok
-    assert trio.group.master_broker_id == 3
+    assert (trio.group.master_broker_id, trio.group.sync_state_set) == (3, (3,))
+    assert trio.group.unclean_epoch == trio.group.master_epoch
+    assert trio.state.history[-1].unclean
+
+
+def test_r7_the_leader_itself_elects_nobody_uncleanly(trio):
+    trio.alter(1)
+    trio.die(1)
+    assert trio.elect(unclean=True).code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert trio.group.unclean_epoch == 0
 
 
 def test_r7_a_complete_member_asked_for_uncleanly_is_elected_cleanly(trio):
@@ -816,21 +826,30 @@ def test_r18_a_second_life_is_refused_while_the_first_lives(trio):
 
 
 def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
-    """A log that was never replicated came along, and the empty replica asks first."""
+    """A log that was never replicated came along, and the empty replica asks first. The wait counts
+    from the newest replica's coming: a cluster that starts slowly may bring more data."""
     script.register(1)
+    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
     script.register(2, max_offset=900)
-    assert script.elect(1).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    script.now_ms += FIRST_ELECTION_SETTLE_MS
+    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
+    for asker in (1, 2):
+        assert script.elect(asker).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    script.now_ms += 1
     result = script.elect(1)
-    assert result.view.master_broker_id == 2
-    assert result.view.master_epoch == 1
+    assert (result.view.master_broker_id, result.view.master_epoch) == (2, 1)
 
 
-def test_r44_an_unclean_election_of_the_only_log_loses_nothing_and_is_none(script):
+@pytest.mark.parametrize(("named", "unclean_epoch"), [(1, 1), (2, 0)])
+def test_r19_r44_an_operator_who_names_an_empty_log_first_has_to_say_so(
+    script, named, unclean_epoch
+):
+    """An unclean election of the only log loses nothing, and is none."""
     script.register(1)
     script.register(2, max_offset=900)
-    result = script.elect(2, designate=True, unclean=True)
-    assert (result.view.master_broker_id, result.view.unclean_epoch) == (2, 0)
+    refused = script.elect(1, designate=True)
+    assert not refused.ok and "empty log" in refused.remark
+    view = script.elect(named, designate=True, unclean=True).view
+    assert (view.master_broker_id, view.unclean_epoch) == (named, unclean_epoch)
 
 
 def test_r19_one_log_of_an_earlier_epoch_needs_the_operator(script):
@@ -863,17 +882,6 @@ def test_r19_two_logs_with_data_and_no_election_need_the_operator(script):
     assert script.group.unclean_epoch == 0
 
 
-def test_r19_the_only_log_with_data_waits_a_moment_for_a_second_one(script):
-    """Counted from the newest replica's coming: a cluster that starts slowly may bring more."""
-    script.register(1)
-    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
-    script.register(2, max_offset=5_000)
-    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
-    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    script.now_ms += 1
-    assert script.elect(2).view.master_broker_id == 2
-
-
 def test_r19_a_fresh_group_elects_whoever_asks_first(script):
     """Also before its session, unless an operator names it, who should know that it lives."""
     for _ in range(2):
@@ -896,6 +904,7 @@ def test_r19_a_heartbeat_counts_more_than_the_registration(script):
 
 def test_who_asks_without_being_named_gains_nothing(trio):
     living = trio.elect()
+    assert (living.code, living.view.key) == (Code.CONTROLLER_MASTER_STILL_EXIST, (1, 2))
     assert living.remark == "master 1 of masterEpoch 1 lives"
     trio.die(1)
     trio.tell(2, epoch=1, max_offset=100)
@@ -965,36 +974,6 @@ def test_a_view_shows_all_that_is_recorded(trio):
     assert [each.alive for each in fill_alive(view, {2}).replicas] == [False, True, False]
 
 
-def test_r20_every_change_of_role_or_set_grows_the_key_of_the_view(trio):
-    keys = [trio.view.key]
-    trio.alter(1, 2)
-    keys.append(trio.view.key)
-    trio.die(1)
-    trio.elect()
-    keys.append(trio.view.key)
-    trio.die(2)
-    trio.elect()
-    keys.append(trio.view.key)
-    trio.revive(2)
-    trio.elect()
-    keys.append(trio.view.key)
-    assert keys == sorted(set(keys))
-
-
-def test_every_epoch_bump_is_an_event(trio):
-    """Elected, deposed without a successor, deposed by a clean: each bump is in the history."""
-    trio.die(1, 2, 3)
-    trio.elect()
-    trio.revive(2)
-    trio.revive(3)
-    trio.elect()
-    trio.die(2)
-    assert trio.clean(2).ok
-    epochs = {event.master_epoch for event in trio.state.history if event.broker_name}
-    assert epochs == {0, 1, 2, 3, 4}
-    assert trio.group.master_epoch == 4
-
-
 # --- registration, fences, reports ------------------------------------------------------------
 
 
@@ -1046,7 +1025,6 @@ def test_a_deposed_controllers_commands_are_refused(script):
     assert script.lead("n0") == 1
     script.three_in_sync()
     assert script.lead("n1") == 2
-    assert [type(effect) for effect in script.effects] == [ControllerChanged, HistoryAppended]
     script.controller_epoch = 1
     assert script.elect(2, designate=True).code is Code.CONTROLLER_NOT_LEADER
     assert script.group.master_broker_id == 1
@@ -1089,22 +1067,24 @@ def test_reported_events_enter_the_history_and_nothing_else(script):
 
 def test_a_note_of_a_controller_enters_the_history_and_nothing_else(trio):
     before = trio.state.groups
-    note = NoteEvent(broker_name="broker-a", kind="pushed", node="n0", json='{"a":1}', time_ms=7)
+    note = NoteEvent(
+        broker_name="broker-a", kind="pushed", node="n1", reason="why", json='{"a":1}', time_ms=7
+    )
     assert trio.apply(note).ok
     assert trio.apply(msgspec.structs.replace(note, time_ms=0)).ok
-    assert [event.time_ms for event in trio.state.history[-2:]] == [7, trio.now_ms]
-    assert (trio.state.groups, trio.kinds[-1], trio.state.history[-1].json) == (
-        before,
-        "pushed",
-        '{"a":1}',
-    )
+    first, second = trio.state.history[-2:]
+    assert (first.kind, first.node, first.reason, first.json) == ("pushed", "n1", "why", '{"a":1}')
+    assert (first.time_ms, second.time_ms) == (7, trio.now_ms)
+    assert trio.state.groups == before
+    kinds = trio.kinds
     for fields, code in (
         ({"broker_name": "other"}, Code.CONTROLLER_BROKER_METADATA_NOT_EXIST),
         ({"kind": "elected"}, Code.CONTROLLER_INVALID_REQUEST),
+        ({"kind": "opened"}, Code.CONTROLLER_INVALID_REQUEST),
         ({"json": "[1]"}, Code.CONTROLLER_INVALID_REQUEST),
     ):
         assert trio.apply(msgspec.structs.replace(note, **fields)).code is code
-    assert trio.kinds[-2:] == ["pushed", "pushed"]
+    assert trio.kinds == kinds
 
 
 def test_a_report_adds_an_object_of_json_or_nothing(script):
@@ -1157,20 +1137,32 @@ def test_what_is_just_allowed_is_registered_and_replaced_by_the_next_registratio
     assert renewed == msgspec.structs.replace(record, **expected)
 
 
-def test_an_election_tells_the_history_when_and_how_the_need_was_seen(trio):
+def test_the_history_says_who_saw_the_need_of_an_election_when_and_how(trio):
+    """Also if no replica could be elected."""
+    stamps = {"detected_ms": 999_990, "silent_ms": 812, "node": "n2"}
     trio.die(1)
     trio.tell(2, epoch=1, max_offset=640)
-    trio.elect(reason="session_closed", detected_ms=999_990, confirm_floor=600)
-    event = trio.state.history[-1]
-    assert event.kind == "elected"
-    assert (event.reason, event.detected_ms, event.time_ms) == (
-        "session_closed",
-        999_990,
-        1_000_000,
-    )
-    assert (event.master_before, event.broker_id, event.incarnation) == (1, 2, "life-2")
-    assert (event.set_before, event.sync_state_set) == ((1, 2, 3), (2, 3))
-    assert (event.max_offset, event.confirm_offset) == (640, 600)
+    trio.elect(reason="session_closed", confirm_floor=600, **stamps)
+    elected = trio.state.history[-1]
+    assert (elected.kind, elected.reason) == ("elected", "session_closed")
+    assert (elected.master_before, elected.broker_id, elected.incarnation) == (1, 2, "life-2")
+    assert (elected.set_before, elected.sync_state_set) == ((1, 2, 3), (2, 3))
+    assert (elected.max_offset, elected.confirm_offset) == (640, 600)
+    trio.die(2, 3)
+    trio.elect(reason="session_closed", **stamps)
+    failed = trio.state.history[-1]
+    assert failed.kind == "election_failed" and failed.reason.startswith("session_closed: ")
+    for event in (elected, failed):
+        assert {name: getattr(event, name) for name in stamps} == stamps
+        assert event.proposed_ms == event.time_ms == 1_000_000
+
+
+def test_a_new_leading_controller_names_the_one_before(script):
+    script.apply(BecomeController(node="n0", nonce="a", started_ms=5))
+    script.apply(BecomeController(node="n1", nonce="b", started_ms=6, leader_seen_ms=7))
+    first, second = script.state.history
+    assert (first.node, first.node_before, first.started_ms) == ("n0", "", 5)
+    assert (second.node, second.node_before, second.leader_seen_ms) == ("n1", "n0", 7)
 
 
 def test_the_history_says_how_a_set_changed(trio):
@@ -1295,35 +1287,11 @@ def test_r16_an_alter_that_confirmed_less_lowers_no_floor(trio):
     assert trio.group.confirm_floor == 500
 
 
-def test_r3_the_master_of_the_epoch_before_changes_no_set(trio):
-    """The same process, elected again meanwhile; it does not know yet."""
-    fenced = trio.alter(1, 2, master_epoch=trio.group.master_epoch - 1)
-    assert fenced.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
-    assert trio.group.sync_state_set == (1, 2, 3)
-
-
-def test_r7_after_an_unclean_election_the_winner_is_alone_in_the_set(trio):
-    """What the old members hold beyond its log is of another history."""
-    assert trio.alter(1, 2).ok
-    trio.die(1)
-    assert trio.elect(3, designate=True, unclean=True).ok
-    assert trio.group.sync_state_set == (3,)
-
-
 def test_an_id_is_not_taken_over_with_another_check_code(trio):
     trio.die(2)
     refused = trio.register(2, incarnation="life-x", register_check_code="of another folder")
     assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
     assert trio.group.replica(2).incarnation == "life-2"
-
-
-def test_r19_an_operator_who_names_an_empty_log_first_has_to_say_so(script):
-    script.register(1)
-    script.register(2, max_offset=900)
-    refused = script.elect(1, designate=True)
-    assert not refused.ok and "empty log" in refused.remark
-    assert script.elect(1, designate=True, unclean=True).ok
-    assert script.group.unclean_epoch == script.group.master_epoch
 
 
 def test_r19_the_first_election_waits_for_the_one_that_has_data(script):

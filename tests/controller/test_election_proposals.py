@@ -17,7 +17,6 @@ from batonmq.controller.rules.election import (
     may_propose,
     own_election,
     passes_over,
-    unreported,
     with_new_epochs,
 )
 from batonmq.controller.rules.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord
@@ -56,6 +55,7 @@ RECORDED, FORGOTTEN, FRESH = made(), made(0), made(0, log_epoch=-1)
 DEPOSED = replace(RECORDED, master_broker_id=0)
 SUSPECT = replace(DEPOSED, replicas=tuple(replace(one, suspect=True) for one in DEPOSED.replicas))
 SET_OF_TWO = made(sync_state_set=(1, 2))
+RESTARTED = replace(RECORDED, master_incarnation="life-1 before")
 UNREPORTED = LiveBroker(3, "life-3")
 AWAY = tuple(LastSeen(n, f"h{n}", confirm_offset=100) for n in (1, 2))
 
@@ -65,9 +65,12 @@ AWAY = tuple(LastSeen(n, f"h{n}", confirm_offset=100) for n in (1, 2))
     [
         (RECORDED, elect(alive(2, 3)), {}, ""),
         # R19: a session that has reported nothing yet, unless an operator accepts a loss.
-        (RECORDED, elect((*alive(2), UNREPORTED)), {}, "have not reported their logs yet"),
+        (RECORDED, elect((*alive(2), UNREPORTED)), {}, "replicas [3] have a session, and have not"),
         (RECORDED, elect((*alive(2), UNREPORTED), 2, unclean=True), {"members": ()}, ""),
         (FRESH, elect((*alive(2), UNREPORTED), 2, unclean=True), {}, ""),
+        (RECORDED, elect((*alive(2), replace(UNREPORTED, incarnation=""))), {}, ""),  # remoting
+        (RECORDED, elect((*alive(2), replace(UNREPORTED, max_offset=0))), {}, ""),
+        (RECORDED, elect((*alive(2), replace(UNREPORTED, master_epoch=0))), {}, ""),
         # R49
         (FORGOTTEN, elect(alive(2, max_offset=99), 2), {}, "only an unclean election takes it"),
         # R17: only a suspect waits.
@@ -139,19 +142,8 @@ def test_r47_epochs_above_those_of_restored_controllers_stay_epochs(reported, gi
 def test_r47_an_election_of_the_leader_itself_skips_no_epochs():
     command = elect(alive(1, 2, master_epoch=9))
     assert with_new_epochs(RECORDED, command, 4_711) is command
-
-
-@pytest.mark.parametrize(
-    ("seen", "waits"),
-    [
-        (UNREPORTED, True),
-        (replace(UNREPORTED, incarnation=""), False),  # speaks remoting: it has no session
-        (replace(UNREPORTED, max_offset=0), False),
-        (replace(UNREPORTED, master_epoch=0), False),
-    ],
-)
-def test_r19_a_session_waits_for_its_first_report(seen, waits):
-    assert bool(unreported(elect((seen,)))) == waits
+    first = elect(alive(1, epoch=-1, master_epoch=-1), 1)
+    assert with_new_epochs(FRESH, first, 4_711) is first, "a new group begins with epoch 1"
 
 
 def test_r49_only_a_replica_named_by_an_operator_where_the_record_is_stale_is_compared():
@@ -163,19 +155,31 @@ def test_r49_only_a_replica_named_by_an_operator_where_the_record_is_stale_is_co
 
 
 @pytest.mark.parametrize(
-    ("group", "seen", "lives", "ended", "end"),
+    ("group", "broker_id", "heard", "lives", "ended"),
     [
-        (RECORDED, None, False, "", 100),
-        (RECORDED, replace(UNREPORTED, broker_id=2), True, "it lives", 100),
-        (RECORDED, LiveBroker(2, "life-2", max_offset=0), False, "", 0),
-        (DEPOSED, *alive(2), False, "it accepted masterEpoch 1", 100),
-        (FORGOTTEN, *alive(2), False, "", 100),
+        (RECORDED, 1, LastHeard(*alive(1), 50), True, ""),
+        (RECORDED, 1, LastHeard(*alive(1), 50), False, ""),
+        (RECORDED, 1, LastHeard(*alive(1), 50, goodbye=True), False, "it was stopped"),
+        (RESTARTED, 1, LastHeard(), False, "it was started again"),
+        (RECORDED, 2, LastHeard(*alive(2), 600_000), False, ""),
+        (RECORDED, 2, LastHeard(*alive(2), 50), True, "it lives, and hears of the election"),
+        (DEPOSED, 2, LastHeard(*alive(2)), False, "it accepted masterEpoch 1"),
+        (FORGOTTEN, 2, LastHeard(*alive(2)), False, ""),
     ],
 )
-def test_r44_what_is_known_of_a_member(group, seen, lives, ended, end):
-    record = group.replica(2)
-    found = last_seen(group, record, LastHeard(seen), lives=lives)
-    assert (bool(found.ended), found.max_offset, found.silent_ms) == (bool(ended), end, -1)
+def test_r44_what_proves_that_a_member_acks_nothing_to_the_old_master(
+    group, broker_id, heard, lives, ended
+):
+    """The old master itself proves nothing by living; its slaves do, and any process by ending."""
+    assert last_seen(group, group.replica(broker_id), heard, lives=lives).ended == ended
+
+
+@pytest.mark.parametrize(
+    ("seen", "end"), [(None, 100), (UNREPORTED, 100), (LiveBroker(3, "life-3", max_offset=0), 0)]
+)
+def test_r44_the_registration_says_where_a_log_ends_until_a_heartbeat_does(seen, end):
+    found = last_seen(RECORDED, RECORDED.replica(3), LastHeard(seen), lives=False)
+    assert (found.max_offset, found.silent_ms) == (end, -1)
 
 
 def test_r44_who_may_continue_without_controllers():

@@ -16,7 +16,6 @@ from batonmq.controller.rules.election import (
     last_seen,
     members_of,
     passes_over,
-    unreported,
     with_new_epochs,
 )
 from batonmq.controller.rules.groups import BrokerGroup
@@ -153,14 +152,6 @@ def test_r19_the_living_master_may_be_named_where_the_record_is_older():
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 1 + STEP + 1)
 
 
-def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session():
-    """The process that has only said hello may know newer epochs than these controllers."""
-    heard, hello = LiveBroker(1, "i1", epoch=1, max_offset=5, master_epoch=1), LiveBroker(3, "i3")
-    waits = unreported(ElectMaster(broker_name="g", live=(heard, hello)))
-    assert waits == "replicas [3] have a session, and have not reported their logs yet"
-    assert not unreported(ElectMaster(broker_name="g", live=(heard,)))
-
-
 def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight():
     controllers = Forgetful(BEHIND)
     group = controllers.group
@@ -192,12 +183,6 @@ def test_r47_controllers_that_forgot_begin_far_above_all_epochs_that_are_reporte
     )
     known = ElectMaster(broker_name="g", broker_id=2, designate=True, live=live)
     assert with_new_epochs(controllers.group, known, STEP) is known
-
-
-def test_r47_a_new_group_begins_with_epoch_1():
-    controllers = Forgetful({1: (-1, 0), 2: (-1, 0)})
-    command = controllers.command(1)
-    assert with_new_epochs(controllers.group, command, STEP) is command
 
 
 def test_r47_restored_controllers_that_know_an_older_epoch_begin_above_it_as_well():

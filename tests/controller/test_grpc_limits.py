@@ -24,6 +24,7 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.runtime import tasks
 from batonmq.runtime.sockets import CannotListenError
+from tests.shared.waiting import until
 
 __all__ = ["endpoint"]
 
@@ -148,12 +149,6 @@ async def dialled(tmp_path: Path) -> AsyncIterator[tuple[Endpoint, Dial]]:
 def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
     options = dict(grpc_endpoint._SERVER_OPTIONS) | {name: value}
     monkeypatch.setattr(grpc_endpoint, "_SERVER_OPTIONS", tuple(options.items()))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  turns of the loop are the clock
-            await asyncio.sleep(0)
 
 
 async def test_r58_a_connection_opens_a_limited_number_of_streams(dialled):

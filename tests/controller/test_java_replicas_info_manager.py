@@ -57,13 +57,6 @@ def test_register_with_old_master_inactive(trio):
     assert result.view.sync_state_set == {3}
 
 
-def test_elect_master_old_master_still_alive(trio):
-    result = trio.elect()
-    assert result.code is Code.CONTROLLER_MASTER_STILL_EXIST
-    assert result.view.key == (1, 2)
-    assert trio.effects == ()
-
-
 @pytest.mark.parametrize(
     ("facts", "winner"),
     [
@@ -127,6 +120,7 @@ def test_a_wrong_cluster_name_is_refused_and_none_is_not(trio):
         trio.elect(2, designate=True, cluster_name="Other"),
         trio.elect(cluster_name="Other"),
         trio.clean(3, cluster_name="Other", clean_living_broker=True),
+        trio.register(cluster_name="Other"),
     ):
         assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
         assert "broker-a belongs to cluster DefaultCluster, not to Other" in refused.remark
@@ -199,27 +193,3 @@ def test_unknown_group_is_named_by_each_commands_own_code(script):
     altered = script.alter(1, 2, broker_name="broker-x")
     assert altered.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
     assert altered.view is None
-
-
-def test_unclean_election_only_by_name(trio):
-    """G5: DLedgerControllerTest's unclean election, here asked for by an operator.
-
-    Set {1}, 1 dead, 2 alive but outside. Nothing elects 2 but its name together with `unclean`.
-    The set is then 2 alone, and the epoch is marked.
-    """
-    trio.alter(1)
-    trio.die(1)
-    assert trio.elect(unclean=True).code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    assert trio.elect(2, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    result = trio.elect(2, designate=True, unclean=True)
-    assert result.ok
-    assert result.view.sync_state_set == {2}
-    assert trio.group.unclean_epoch == trio.group.master_epoch
-    assert trio.state.history[-1].unclean
-
-
-def test_foreign_cluster_is_refused(script):
-    script.register()
-    result = script.register(cluster_name="OtherCluster")
-    assert result.code is Code.CONTROLLER_BROKER_ID_INVALID
-    assert "DefaultCluster" in result.remark

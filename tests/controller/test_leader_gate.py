@@ -10,9 +10,9 @@ from local_log import LocalLog
 
 from batonmq.controller import gate as gate_module
 from batonmq.controller.gate import LeaderGate
-from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
+from batonmq.controller.raft.log import Applied, Machine, Outcome, Unknown
 from batonmq.controller.rules import commands
-from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController, CommandDecodeError
+from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode
 from tests.shared.waiting import opened
@@ -33,8 +33,15 @@ class SlowLog(LocalLog):
         return await super().propose(command, timeout_ms)
 
 
-def make_gate(log: LocalLog, changes: list[bool]) -> LeaderGate:
-    return LeaderGate(log, "n0", wall_ms=lambda: 1_000, timeout_ms=100, on_change=changes.append)
+async def begun(log: LocalLog, *, opens: bool = True) -> tuple[LeaderGate, list[bool]]:
+    """A gate over the log, which was started, and the changes of the gate; it is open if it
+    `opens`."""
+    changes: list[bool] = []
+    gate = LeaderGate(log, "n0", wall_ms=lambda: 1_000, timeout_ms=100, on_change=changes.append)
+    await log.start()
+    if opens:
+        await opened(gate)
+    return gate, changes
 
 
 def apply_id(controller_epoch: int, number: int = 1) -> ApplyBrokerId:
@@ -51,9 +58,7 @@ async def test_r8_it_is_open_only_while_a_majority_answers():
     log = LocalLog("n0", Machine())
     touch = True
     log.in_touch = lambda: touch
-    gate = make_gate(log, [])
-    await log.start()
-    await opened(gate)
+    gate, _ = await begun(log)
     assert gate.open
     touch = False
     assert not gate.open
@@ -63,10 +68,8 @@ async def test_r8_it_is_open_only_while_a_majority_answers():
 
 
 async def test_leading_alone_does_not_open_it():
-    changes: list[bool] = []
     log = SlowLog("n0", Machine())
-    gate = make_gate(log, changes)
-    await log.start()
+    gate, changes = await begun(log, opens=False)
     await log.asked.wait()
     assert not gate.open and gate.controller_epoch == 0
     log.reachable.set()
@@ -77,11 +80,8 @@ async def test_leading_alone_does_not_open_it():
 
 
 async def test_it_closes_with_the_role_and_opens_with_a_higher_epoch():
-    changes: list[bool] = []
     log = LocalLog("n0", Machine())
-    gate = make_gate(log, changes)
-    await log.start()
-    await opened(gate)
+    gate, changes = await begun(log)
     log.set_leading(False)
     assert not gate.open
     log.set_leading(True)
@@ -101,8 +101,7 @@ async def test_a_gate_that_cannot_open_is_noticed():
     asyncio.get_running_loop().set_exception_handler(note)
     log = LocalLog("n0", Machine())
     log.propose = Mock(side_effect=AssertionError("a rule does not hold"))
-    gate = make_gate(log, [])
-    await log.start()
+    gate, _ = await begun(log, opens=False)
     await asyncio.wait_for(came.wait(), 10)
     assert isinstance(reported[0], AssertionError) and not gate.open
     gate.close()
@@ -110,12 +109,9 @@ async def test_a_gate_that_cannot_open_is_noticed():
 
 async def test_r35_a_node_that_stops_decides_nothing_more_even_if_it_is_elected_again():
     """All its sessions end now, which says nothing about the brokers."""
-    changes: list[bool] = []
     log = SlowLog("n0", Machine())
-    gate = make_gate(log, changes)
     log.reachable.set()
-    await log.start()
-    await opened(gate)
+    gate, changes = await begun(log)
     gate.close()
     log.set_leading(False)
     log.asked.clear()
@@ -155,10 +151,8 @@ async def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when
 async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(monkeypatch):
     """Else two would follow one another: the gate would open twice, the brokers' leases with it."""
     monkeypatch.setattr(gate_module, "RETRY_S", 0)
-    changes: list[bool] = []
     log = SlowLog("n0", Machine())
-    gate = make_gate(log, changes)
-    await log.start()
+    gate, changes = await begun(log, opens=False)
     await log.asked.wait()
     log.set_leading(False)
     log.set_leading(True)
@@ -172,11 +166,8 @@ async def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behi
 
 async def test_it_closes_when_another_controller_is_applied_here():
     """A late command of a node that led before: fenced here until this node says so again."""
-    changes: list[bool] = []
     log = LocalLog("n0", Machine())
-    gate = make_gate(log, changes)
-    await log.start()
-    await opened(gate)
+    gate, changes = await begun(log)
     assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
     assert changes == [True, False]
     await opened(gate)
@@ -197,26 +188,8 @@ async def test_a_controller_applied_while_it_opens_is_overtaken():
             return outcome
 
     log = Interleaved("n0", Machine())
-    gate = make_gate(log, [])
-    await log.start()
-    await opened(gate)
+    gate, _ = await begun(log)
     assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
-
-
-async def test_commands_of_a_deposed_leader_are_fenced():
-    log = LocalLog("n0", Machine())
-    gate = make_gate(log, [])
-    await log.start()
-    await opened(gate)
-    old_epoch = gate.controller_epoch
-    await log.propose(BecomeController(node="n1", nonce="x"), 100)
-    assert not gate.open
-    outcome = await log.propose(apply_id(old_epoch), 100)
-    assert isinstance(outcome, Applied)
-    assert outcome.result.code == ResponseCode.CONTROLLER_NOT_LEADER
-    assert log.state.group("broker-a") is None
-    log.set_leading(False)
-    assert isinstance(await log.propose(apply_id(2), 100), NotApplied)
 
 
 def test_a_bug_in_apply_keeps_the_state_and_is_answered(monkeypatch, caplog):
@@ -239,21 +212,6 @@ def test_what_may_strike_one_node_alone_is_raised(error, monkeypatch):
         machine.commit(machine.encode(apply_id(1)), 1)
 
 
-@pytest.mark.parametrize("raw", [b"", b"nonsense", b'{"command":{},"v":1}', b'{"v":2}'])
-def test_an_entry_that_cannot_be_read_is_raised(raw):
-    with pytest.raises(CommandDecodeError):
-        Machine().commit(raw, 1)
-
-
-def test_a_snapshot_takes_the_states_place():
-    source, target = Machine(), Machine()
-    source.commit(source.encode(BecomeController(node="n0", nonce="x")), 1)
-    source.commit(source.encode(apply_id(1)), 2)
-    commit = target.restore(source.to_snapshot(), 2)
-    assert commit.command is None and commit.raft_index == 2
-    assert target.state.digest() == source.state.digest()
-
-
 def raising(error: BaseException) -> Callable[..., None]:
     def fail(*args: object) -> None:
         raise error
@@ -274,21 +232,7 @@ async def test_r10_each_attempt_to_open_it_is_the_same_command():
         return await propose(command, timeout_ms)
 
     log.propose = note
-    gate = make_gate(log, [])
-    await log.start()
-    await opened(gate)
+    gate, _ = await begun(log)
     assert len(proposed) == 3 and len({command.request_id for command in proposed}) == 1
     assert log.state.controller_epoch == gate.controller_epoch == 1
     gate.close()
-
-
-def test_what_may_fail_on_one_node_alone_ends_that_node(monkeypatch):
-    """An answer to it would let the states of the nodes differ."""
-    machine = Machine()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(machine, "_apply", fail)
-    with pytest.raises(MemoryError):
-        machine.commit(commands.encode(apply_id(0)), 1)

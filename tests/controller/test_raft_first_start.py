@@ -3,24 +3,21 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import pytest
 from kill_walk import walk_kills
+from raft_files import fatal, snapshots
 
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import Membership, check_members
-from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry
+from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.runtime.secret_file import make_password, read_passwords
 
 NO_OP = b"\x01"
 MEMBERS = Membership("c", ("n0@host:1",))
 Moment = Literal["before", "during"]
 MOMENTS: tuple[Moment, ...] = ("before", "during")
-
-
-def fatal(what: str) -> NoReturn:
-    raise AssertionError(what)
 
 
 def first_start(folder: Path) -> DurableJournal:
@@ -77,16 +74,6 @@ def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path, term, joi
     assert (again[:], again.joining) == ([(NO_OP, 1, 0)], True)
     again.close()
     assert (tmp_path / "meta").exists()
-
-
-def snapshots(folder: Path) -> FileSnapshots:
-    return FileSnapshots(
-        folder / "snapshot",
-        capture=lambda: {"value": 7},
-        restore=lambda state, index: None,
-        holds=lambda index, term: False,
-        on_fatal=fatal,
-    )
 
 
 def opened(folder: Path) -> DurableJournal:

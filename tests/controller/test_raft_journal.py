@@ -5,27 +5,19 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import NoReturn
 from unittest.mock import Mock
 
 import pytest
 from failing_disk import failing
+from raft_files import opened
 
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage, read_journal
 from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.runtime import disk
 
 
-def fatal(what: str) -> NoReturn:
-    raise AssertionError(what)
-
-
-def open_journal(folder: Path, head: tuple[LogEntry, LogEntry] | None = None) -> DurableJournal:
-    return DurableJournal(folder, head, fatal)
-
-
 def filled(folder: Path, count: int) -> DurableJournal:
-    journal = open_journal(folder)
+    journal = opened(folder)
     journal.setCurrentTerm(1, "n0")
     for index in range(1, count + 1):
         journal.add(b"command %d" % index, index, 1)
@@ -60,25 +52,23 @@ def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(tmp
         journal.add(b"command %d" % index, index, 1)
     journal.sync()
     assert (len(syncs), journal.size_bytes) == (before, size), "nothing had changed"
-
     journal.deleteEntriesFrom(2)
     journal.add(b"other 3", 3, 2)
     journal.sync()
     assert len(syncs) == before + 1
     journal.close()
-    again = open_journal(tmp_path)
-    assert again[:] == [(b"command 1", 1, 1), (b"command 2", 2, 1), (b"other 3", 3, 2)]
-    again.close()
 
 
-def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path):
+def test_a_journal_beside_a_snapshot_begins_with_the_entries_of_the_snapshot(tmp_path):
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
     journal.close()
-    again = open_journal(tmp_path, head)
-    assert (again[0], again[1]) == head
-    assert len(again) == 5
+    again = opened(tmp_path, head)
+    assert (again[0], again[1], len(again)) == (*head, 5)
     assert again.getRaftCommitIndex() == head[1][1]
+    assert again.holds(10, 1)
+    assert again.holds(2, 1), "in the snapshot"
+    assert not again.holds(10, 2) and not again.holds(11, 1)
     again.close()
 
 
@@ -91,7 +81,7 @@ def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path):
     for number, head in enumerate(heads):
         filled(tmp_path / str(number), 10).close()
         for _ in range(2):
-            again = open_journal(tmp_path / str(number), head)
+            again = opened(tmp_path / str(number), head)
             assert again[:] == list(head)
             assert again.getRaftCommitIndex() == head[1][1]
             again.close()
@@ -102,15 +92,15 @@ def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path):
     journal = filled(tmp_path, 10)
     early, late = (journal[1], journal[2]), (journal[5], journal[6])
     journal.close()
-    open_journal(tmp_path, late).close()
+    opened(tmp_path, late).close()
     near = (((b"a", 4, 1), (b"b", 5, 1)), ((b"b", 5, 1), late[0]))
     for head in (early, *near):
         what = f"begins with entry 6, but the snapshot ends with {head[1][1]}"
         with pytest.raises(JournalDamage, match=what):
-            open_journal(tmp_path, head)
-    assert open_journal(tmp_path, late)[:2] == list(late), "a refused start has changed nothing"
+            opened(tmp_path, head)
+    assert opened(tmp_path, late)[:2] == list(late), "a refused start has changed nothing"
     with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
-        open_journal(tmp_path)
+        opened(tmp_path)
 
 
 def test_g7_a_journal_that_is_gone_is_not_a_new_one(tmp_path):
@@ -120,48 +110,20 @@ def test_g7_a_journal_that_is_gone_is_not_a_new_one(tmp_path):
     (tmp_path / "journal").unlink()
     for snapshot in (None, head):
         with pytest.raises(JournalDamage, match="is missing beside the other files"):
-            open_journal(tmp_path, snapshot)
+            opened(tmp_path, snapshot)
 
 
-def test_what_was_joined_stays_joined(tmp_path, syncs):
-    """The mark is in the group of the entries that made the log whole: with them or not at all."""
-    journal = filled(tmp_path, 5)
-    assert journal.joining
-    journal.add(b"the leader's", 6, 2)
-    journal.join()
-    folder = killed(tmp_path)
-    journal = open_journal(folder)
-    assert journal.joining and len(journal) == 5
-    journal.join()
-    journal.add(b"the leader's", 6, 2)
-    before = len(syncs)
-    journal.sync()
-    journal.sync()
-    assert len(syncs) == before + 1
-    journal.close()
-    journal = open_journal(folder)
-    assert not journal.joining and len(journal) == 6
-    journal.deleteEntriesTo(3)
-    journal.close()
-    journal = open_journal(folder, (journal[0], journal[1]))
-    assert not journal.joining, "a shortened journal keeps it"
-    journal.close()
-
-
-def test_r53_a_journal_that_a_full_disk_kept_long_is_not_continued_behind_a_gap(
-    tmp_path, monkeypatch
-):
+def test_r53_a_journal_that_a_full_disk_kept_long_is_not_continued_behind_a_gap(tmp_path):
     """Other nodes committed entries that are in the snapshot, and not in this file."""
     journal = filled(tmp_path, 3)
-    with monkeypatch.context() as full:
-        broken_disk(full, "pwrite", errno.ENOSPC)
+    with failing("pwrite * ENOSPC"):
         for index in range(4, 7):
             journal.add(b"command %d" % index, index, 1)
         assert not journal.sync()
         journal.deleteEntriesTo(4)
     assert journal.sync()
     kept = journal[:]
-    again = open_journal(killed(tmp_path), (kept[0], kept[1]))
+    again = opened(killed(tmp_path), (kept[0], kept[1]))
     assert again[:] == kept and len(kept) == 2
     for each in (journal, again):
         each.close()
@@ -173,11 +135,11 @@ def test_r53_a_start_on_a_full_disk_continues_no_journal_that_the_snapshot_repla
     filled(tmp_path, 6).close()
     head = ((b"a", 9, 2), (b"b", 10, 2))
     with failing("open journal.tmp ENOSPC once"):
-        journal = open_journal(tmp_path, head)
+        journal = opened(tmp_path, head)
     journal.add(b"acknowledged", 11, 2)
     assert journal.sync()
     journal.close()
-    assert open_journal(tmp_path, head)[:] == [*head, (b"acknowledged", 11, 2)]
+    assert opened(tmp_path, head)[:] == [*head, (b"acknowledged", 11, 2)]
 
 
 def test_a_close_that_fails_loses_nothing_and_is_not_done_twice(tmp_path, monkeypatch):
@@ -190,20 +152,8 @@ def test_a_close_that_fails_loses_nothing_and_is_not_done_twice(tmp_path, monkey
     close.assert_called_once()
 
 
-def test_holds_tells_entries_of_this_log_from_others(tmp_path):
-    journal = filled(tmp_path, 10)
-    head = (journal[5], journal[6])
-    journal.close()
-    journal = open_journal(tmp_path, head)
-    assert journal.holds(10, 1)
-    assert journal.holds(2, 1), "in the snapshot"
-    assert not journal.holds(10, 2)
-    assert not journal.holds(11, 1)
-    journal.close()
-
-
 def test_damage_in_the_middle_is_named_and_not_cut(tmp_path):
-    journal = open_journal(tmp_path)
+    journal = opened(tmp_path)
     journal.setCurrentTerm(1, None)
     for index in range(1, 4):
         journal.add(b"command %d" % index, index, 1)
@@ -213,14 +163,14 @@ def test_damage_in_the_middle_is_named_and_not_cut(tmp_path):
     data[30] ^= 0xFF
     (tmp_path / "journal").write_bytes(data)
     with pytest.raises(JournalDamage, match="at offset 8: a damaged group"):
-        open_journal(tmp_path)
+        opened(tmp_path)
 
 
 def test_a_bad_vote_is_damage(tmp_path):
     filled(tmp_path, 2).close()
     (tmp_path / "meta").write_bytes(b"garbage")
     with pytest.raises(JournalDamage, match="meta: checksum differs"):
-        open_journal(tmp_path)
+        opened(tmp_path)
 
 
 def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path):
@@ -229,7 +179,7 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path):
     is the one that a start uses."""
     rng = random.Random(20260117)
     source = tmp_path / "source"
-    journal = open_journal(source)
+    journal = opened(source)
     journal.setCurrentTerm(1, None)
     states = [[]]
     index = 0
@@ -276,46 +226,38 @@ def test_a_torn_tail_is_cut_off(tmp_path):
     path = tmp_path / "journal"
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(range(1, 200)))
-    open_journal(tmp_path).close()
+    opened(tmp_path).close()
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
-def test_a_disk_that_refuses_the_journal_ends_the_node(tmp_path, monkeypatch, call):
+def test_a_disk_that_refuses_the_journal_ends_the_node(tmp_path, call):
     journal = filled(tmp_path, 2)
     journal.add(b"x", 3, 1)
-    broken_disk(monkeypatch, call, errno.EIO)
-    with pytest.raises(AssertionError, match="cannot write the log: Input/output error; the disk"):
+    why = "cannot write the log: Input/output error; the disk"
+    with failing(f"{call} * EIO"), pytest.raises(AssertionError, match=why):
         journal.setRaftCommitIndex(3)
-    monkeypatch.undo()
     journal.close()
 
 
-def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(tmp_path, monkeypatch):
+def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(tmp_path):
     journal = filled(tmp_path, 4)
-    broken_disk(monkeypatch, "fsync", errno.EIO)
-    with pytest.raises(
-        AssertionError, match="cannot store term and vote: Input/output error; the disk"
-    ):
-        journal.setCurrentTerm(9, "n2")
-    with pytest.raises(AssertionError, match="cannot write the log again"):
-        journal.deleteEntriesTo(2)
-    monkeypatch.undo()
-    again = open_journal(killed(tmp_path))
+    why = "cannot store term and vote: Input/output error; the disk"
+    with failing("fsync * EIO"):
+        with pytest.raises(AssertionError, match=why):
+            journal.setCurrentTerm(9, "n2")
+        with pytest.raises(AssertionError, match="cannot write the log again"):
+            journal.deleteEntriesTo(2)
+    again = opened(killed(tmp_path))
     assert (again.getCurrentTerm(), len(again)) == (1, 4), "the old files stand"
     again.close()
-
-
-def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
-    refuse = Mock(side_effect=OSError(number, os.strerror(number)))
-    monkeypatch.setattr(disk, call, refuse)
 
 
 def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path):
     """A snapshot's journal begins with the snapshot's last entries, and is replaced as a whole: a
     file cut down to its first bytes has lost what this node acknowledged."""
     head = ((b"a", 7, 2), (b"b", 8, 2))
-    journal = DurableJournal(tmp_path, None, fatal)
+    journal = opened(tmp_path)
     journal.setCurrentTerm(2, "n1")
     journal.clear()
     journal.add(*head[0])
@@ -326,7 +268,7 @@ def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path
     with (tmp_path / "journal").open("r+b") as file:
         file.truncate(10)
     with pytest.raises(JournalDamage, match="holds no entry, but there is a snapshot"):
-        DurableJournal(tmp_path, head, fatal)
+        opened(tmp_path, head)
 
 
 def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path):
@@ -335,4 +277,4 @@ def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path):
     journal.add(b"behind a gap", 5, 1)
     journal.close()
     with pytest.raises(JournalDamage, match="entry 5 behind 3"):
-        open_journal(tmp_path)
+        opened(tmp_path)

@@ -6,7 +6,6 @@ The hooks under it stand on pysyncobj's private names, so the version and those 
 import asyncio
 import math
 import shutil
-import socket
 from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +17,12 @@ from pysyncobj.syncobj import _RAFT_STATE, SyncObj
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
-from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers
+from raft_cluster import BECOME, Cluster, apply_id
 
 from batonmq.controller.config import ControllerConfig
-from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
-from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node, make_conf
+from batonmq.controller.raft.log import Applied, NotApplied, Unknown
+from batonmq.controller.raft.node import _Node, make_conf
 from batonmq.runtime.clock import boot_s
-from batonmq.runtime.sockets import CannotListenError
 
 
 def test_the_pinned_version_still_has_the_names_the_hooks_stand_on():
@@ -144,18 +142,6 @@ async def test_a_minority_never_answers_applied(cluster):
     assert cluster.machines[leader_id].state.group("broker-a") is None
 
 
-async def test_a_restarted_node_fetches_the_state_from_the_others(cluster):
-    leader_id, leader = await cluster.leader()
-    assert isinstance(await leader.propose(BECOME, 2000), Applied)
-    assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
-    other = next(each for each in cluster.nodes if each != leader_id)
-    await cluster.stop(other)
-    assert isinstance(await leader.propose(apply_id(2), 2000), Applied)
-    await cluster.start(other)
-    await cluster.until(lambda: len(cluster.commits[other]) == 3)
-    assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
-
-
 async def test_a_shortened_log_loses_no_state(cluster):
     """The log is compacted; a node that comes back empty gets the snapshot, then what follows."""
     leader_id, leader = await cluster.leader()
@@ -193,18 +179,6 @@ async def test_a_command_that_cannot_be_read_ends_the_node(tmp_path):
         assert "cannot apply entry" in cluster.fatal[0]
     finally:
         await cluster.close()
-
-
-async def test_a_taken_port_is_said_at_once(tmp_path):
-    (peer,) = free_peers(1)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", peer.raft_port))
-        taken.listen()
-        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
-        with pytest.raises(CannotListenError, match=f"Raft port {peer.raft_port}: it is taken"):
-            await node.start()
-        await node.close()
 
 
 def test_close_leaves_no_descriptor_behind(tmp_path):

@@ -3,12 +3,12 @@ are not trusted. `power_cut` keeps of each file and folder what was synced, and 
 
 import shutil
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from failing_disk import failing, walk_errors
 from power_cut import CHANGES, every_power_cut, watching
 from pysyncobj.config import SERIALIZER_STATE
+from raft_files import opened, snapshots
 
 from batonmq.controller.raft.journal import DurableJournal
 from batonmq.controller.raft.membership import (
@@ -17,25 +17,7 @@ from batonmq.controller.raft.membership import (
     Membership,
     check_members,
 )
-from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
-
-
-def fatal(what: str) -> NoReturn:
-    raise AssertionError(what)
-
-
-def opened(folder: Path, head: tuple[LogEntry, LogEntry] | None = None) -> DurableJournal:
-    return DurableJournal(folder, head, fatal)
-
-
-def snapshots(folder: Path, state: str) -> FileSnapshots:
-    return FileSnapshots(
-        folder / "snapshot",
-        capture=lambda: {"state": state},
-        restore=lambda state, index: None,
-        holds=lambda index, term: False,
-        on_fatal=fatal,
-    )
+from batonmq.controller.raft.snapshot import LogEntry, decode_snapshot
 
 
 def entry(index: int, term: int = 1) -> LogEntry:
@@ -272,19 +254,26 @@ def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path):
 
 
 def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(tmp_path):
-    with watching(tmp_path / "raft") as cut:
-        journal = opened(cut.root)
-        journal.setCurrentTerm(1, None)
-        add(journal, entry(1))
-        journal.sync()
-        journal.join()
-        before = cut.leave(tmp_path / "before")
-        journal.sync()
-        after = cut.leave(tmp_path / "after")
-        journal.close()
-    for folder, joining in ((before, True), (after, False)):
-        again = opened(folder)
-        assert again.joining is joining and again[:] == [entry(1)]
+    """With them or not at all, also if the log is shortened afterwards."""
+    root = tmp_path / "raft"
+    journal = opened(root)
+    journal.setCurrentTerm(1, None)
+    add(journal, *SYNCED)
+    journal.close()
+
+    def join(folder: Path) -> None:
+        joining = opened(folder)
+        add(joining, entry(7))
+        joining.join()
+        joining.sync()
+
+    for what, left, returned in every_power_cut(root, join, tmp_path / "left"):
+        again = opened(left)
+        assert (again.joining, again[6:]) == ((False, [entry(7)]) if returned else (True, [])), what
+        again.deleteEntriesTo(2)
+        again.close()
+        again = opened(left, (SYNCED[2], SYNCED[3]))
+        assert again.joining is not returned
         again.close()
 
 

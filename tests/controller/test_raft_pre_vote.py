@@ -1,17 +1,12 @@
 """R51: no needless term. R53: first starts, full disks and applied entries that a leader lacks."""
 
 import copy
-import errno
-from typing import NoReturn
-from unittest.mock import Mock
 
 import pytest
 from raft_sim import Sim
 
-from batonmq.controller.raft.journal import DurableJournal
 from batonmq.controller.raft.membership import decode_greeting
 from batonmq.controller.raft.pre_vote import Leadership, PreVote
-from batonmq.runtime import disk
 
 PAIRS = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
 
@@ -163,33 +158,3 @@ def test_r53_a_leader_with_a_full_disk_gives_way_and_votes_for_none(monkeypatch)
     assert leader not in sim.leaders()
     sim.disks[leader].full = False
     assert sim.run(5, sim.converged) and sim.lost() == []
-
-
-def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(tmp_path, monkeypatch):
-    def fatal(what: str) -> NoReturn:
-        raise AssertionError(what)
-
-    journal = DurableJournal(tmp_path, None, fatal)
-    journal.add(b"\x01", 1, 0)
-    assert journal.sync()
-    write, replace = disk.pwrite, disk.replace
-    no_room = Mock(side_effect=OSError(errno.ENOSPC, "full"))
-    monkeypatch.setattr(disk, "pwrite", no_room)
-    journal.setCurrentTerm(3, "n1")
-    journal.add(b"second", 2, 3)
-    assert not journal.sync()
-    monkeypatch.setattr(disk, "pwrite", write)
-    monkeypatch.setattr(disk, "replace", no_room)
-    assert not journal.sync()
-    monkeypatch.setattr(disk, "replace", replace)
-    assert journal.sync()
-    journal.add(b"third", 3, 3)
-    monkeypatch.setattr(disk, "pwrite", no_room)
-    journal.deleteEntriesTo(1)
-    monkeypatch.setattr(disk, "pwrite", write)
-    assert journal.sync()
-    journal.close()
-    again = DurableJournal(tmp_path, None, fatal)
-    assert again[:] == [(b"\x01", 1, 0), (b"second", 2, 3), (b"third", 3, 3)]
-    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (3, "n1")
-    again.close()

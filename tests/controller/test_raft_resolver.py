@@ -9,6 +9,13 @@ from batonmq.controller.raft.transport import BackgroundResolver, install
 from tests.shared.no_threads import no_new_threads
 
 
+def looked_up(host: str) -> None:
+    """Returns when the look-up of `host` under way has ended."""
+    for thread in threading.enumerate():
+        if thread.name == f"resolve-{host}":
+            thread.join()
+
+
 def test_an_address_is_its_own_answer():
     def look_up(host: str) -> str:
         raise AssertionError(host)
@@ -30,21 +37,21 @@ def test_a_name_service_that_hangs_holds_nobody_up():
     resolver = BackgroundResolver(look_up)
     assert [resolver.resolve("n1") for _ in range(3)] == [None] * 3
     may_answer.set()
-    resolver.wait("n1")
+    looked_up("n1")
     assert asked == ["n1"]
     assert resolver.resolve("n1") == "10.0.0.1"
-    resolver.wait("n1")
+    looked_up("n1")
 
 
 def test_a_name_for_which_no_thread_can_be_started_is_looked_up_at_the_next_call():
     resolver = BackgroundResolver(lambda host: "10.0.0.1")
     with no_new_threads():
         assert resolver.resolve("n1") is None
-    resolver.wait("n1")
+    looked_up("n1")
     assert resolver.resolve("n1") is None
-    resolver.wait("n1")
+    looked_up("n1")
     assert resolver.resolve("n1") == "10.0.0.1"
-    resolver.wait("n1")
+    looked_up("n1")
 
 
 def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing():
@@ -60,10 +67,10 @@ def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing():
     heard = []
     for _ in range(3):
         heard.append(resolver.resolve("n1"))
-        resolver.wait("n1")
+        looked_up("n1")
     answers.append("10.0.0.2")
     heard.append(resolver.resolve("n1"))
-    resolver.wait("n1")
+    looked_up("n1")
     assert heard == [None, "10.0.0.1", "10.0.0.1", "10.0.0.2"]
 
 
@@ -74,6 +81,6 @@ def test_pysyncobj_asks_it_at_every_connect(monkeypatch):
     assert isinstance(resolver, BackgroundResolver)
     resolver._known["n1.invalid"] = "10.0.0.9"
     assert TCPNode("n1.invalid:9880").ip == "10.0.0.9"
-    resolver.wait("n1.invalid")
+    looked_up("n1.invalid")
     install()
     assert pysyncobj.dns_resolver.globalDnsResolver() is resolver

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Self
 
 import pytest
 from raft_cluster import QUICK, Cluster, apply_id, free_peers, started
@@ -205,7 +206,12 @@ class KilledNodes:
         while len(self.acked) < goal:
             self._next_line()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        self.order("start", 0, 1, 2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """They end as by a kill, with the process that forked them."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(10)
@@ -248,10 +254,10 @@ async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tm
     and before that, in every other one, one or two of them alone."""
     rng = random.Random(20260117)
     peers = free_peers(3)
-    nodes = KilledNodes(tmp_path, [peer.raft_port for peer in peers])
-    try:
+    with KilledNodes(tmp_path, [peer.raft_port for peer in peers]) as nodes:
         for number in range(ROUNDS):
-            nodes.order("start", 0, 1, 2)
+            if number:
+                nodes.order("start", 0, 1, 2)
             nodes.wait_acks(rng.randrange(5, 60))
             if number % 2:
                 some = rng.sample(range(3), rng.randrange(1, 3))
@@ -259,8 +265,6 @@ async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tm
                 nodes.order("start", *some)
                 nodes.wait_acks(rng.randrange(5, 60))
             nodes.order("kill", 0, 1, 2)
-    finally:
-        nodes.close()
     assert nodes.died == []
 
     async with started(tmp_path, peers=peers) as cluster:
@@ -274,10 +278,7 @@ async def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tm
 def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path):
     """SIGSTOP of the leader under load; another one leads; the old one wakes and believes to lead
     until its Raft thread looks. What asks it in that moment finds the gate closed."""
-    peers = free_peers(3)
-    nodes = KilledNodes(tmp_path, [peer.raft_port for peer in peers])
-    try:
-        nodes.order("start", 0, 1, 2)
+    with KilledNodes(tmp_path, [peer.raft_port for peer in free_peers(3)]) as nodes:
         for _ in range(3):
             nodes.wait_acks(10)
             leader, _ = nodes.wait_open()
@@ -287,17 +288,12 @@ def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path):
             nodes.order("cont", leader)
             nodes.wait_acks(20)
         nodes.order("kill", 0, 1, 2)
-    finally:
-        nodes.close()
     assert nodes.wrongly_open == [] and nodes.died == []
 
 
 def test_a_full_disk_ends_that_node_and_names_the_file_while_the_others_go_on(tmp_path):
     """The kernel refuses the leader's next write; that process ends with code 70."""
-    peers = free_peers(3)
-    nodes = KilledNodes(tmp_path, [peer.raft_port for peer in peers])
-    try:
-        nodes.order("start", 0, 1, 2)
+    with KilledNodes(tmp_path, [peer.raft_port for peer in free_peers(3)]) as nodes:
         nodes.wait_acks(20)
         full, _ = nodes.wait_open()
         nodes.order("fill", full)
@@ -305,8 +301,6 @@ def test_a_full_disk_ends_that_node_and_names_the_file_while_the_others_go_on(tm
         nodes.wait_open(but=full)
         nodes.wait_acks(20)
         nodes.order("kill", *({0, 1, 2} - {full}))
-    finally:
-        nodes.close()
     assert nodes.died == [f"{full} {70 << 8}"]
     told = (tmp_path / "stderr").read_text()
     assert f"{tmp_path}/n{full}/" in told and "File too large" in told, told

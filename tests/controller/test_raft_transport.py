@@ -1,4 +1,4 @@
-"""MendedTransport: plain values only, and pysyncobj's faults A, B and F mended.
+"""MendedTransport: plain values only, and pysyncobj's faults B and F mended.
 
 The node under it is a stand-in; what counts is which messages reach it, and in what shape.
 """
@@ -103,12 +103,6 @@ def test_a_joining_node_takes_over_from_nobody(harness):
     assert harness.receive({"type": "timeout_now", "term": 2}) == []
 
 
-def test_fault_a_a_snapshot_message_commits_nothing():
-    message = {"type": "append_entries", "term": 2, "commit_index": 40, "serialized": None}
-    (seen,) = Harness().receive(message)
-    assert seen["commit_index"] == 0
-
-
 def test_fault_f_acknowledgements_carry_the_term():
     harness = Harness(term=5)
     acknowledgement = {"type": "next_node_idx", "next_node_idx": 7, "reset": False, "success": True}
@@ -165,15 +159,6 @@ def test_r8_an_old_answer_never_counts_as_new_to_another_thread():
     leader.transport._onMessageReceived(PEER, answer)
     assert seen == [False]
     assert node.majority_answered_since(99.0) and not node.majority_answered_since(100.0)
-
-
-def test_r8_an_acknowledgement_repeats_when_its_question_was_sent():
-    """A leader that stood still meanwhile reads it late, and must not take it for new."""
-    harness = Harness(LOG)
-    answer: dict[str, Any] = {"type": "next_node_idx", "next_node_idx": 5, "success": True}
-    harness.transport._onMessageReceivedCallback = lambda *_: harness.transport.send(PEER, answer)
-    harness.transport._onMessageReceived(PEER, {**append((4, 2)), "sent": 41.5})
-    assert answer["sent"] == 41.5
 
 
 # What a tick and a broken link do, at a core that only counts.
@@ -357,7 +342,7 @@ def test_unknown_predecessor_is_left_to_raft():
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_restricted_loads_refuses_code_in_every_protocol(protocol):
     """Protocol 2 names `__builtin__`, later ones `builtins`: the sender chooses."""
-    for value in (print, eval, getattr, SimpleNamespace(), pickle.Unpickler):
+    for value in (print, eval, getattr, SimpleNamespace(), pickle.Unpickler, ValueError()):
         with pytest.raises(pickle.UnpicklingError):
             restricted_loads(pickle.dumps(value, protocol=protocol))
     plain = {"a": [1, 2.5, None, True], "b": (b"\xff", b"", "é"), "c": 2**70}
@@ -373,34 +358,6 @@ def test_no_name_but_those_of_bytes_is_found(module, name):
     ):
         with pytest.raises(pickle.UnpicklingError, match="is not allowed"):
             restricted_loads(opcode)
-
-
-def test_restricted_loads_takes_what_pysyncobj_sends():
-    message = {
-        "type": "append_entries",
-        "entries": [(b"\x00\x01\xff", 1, 2), (b"", 2, 2)],
-        "none": None,
-        "flag": True,
-        "big": 2**70,
-    }
-    assert restricted_loads(pysyncobj.pickle.dumps(message)) == message
-
-
-@pytest.mark.parametrize(
-    "value", [print, SimpleNamespace(), pickle.Unpickler, {1, 2}, ValueError()]
-)
-def test_restricted_loads_refuses_code(value):
-    with pytest.raises(pickle.UnpicklingError):
-        restricted_loads(pickle.dumps(value, protocol=2))
-
-
-def test_a_stranger_cannot_run_code():
-    class Attack:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return eval, ("1/0",)
-
-    with pytest.raises(pickle.UnpicklingError, match="eval is not allowed"):
-        restricted_loads(pickle.dumps(Attack(), protocol=2))
 
 
 def test_install_puts_the_plain_reader_in_place(monkeypatch):

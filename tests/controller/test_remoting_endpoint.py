@@ -17,7 +17,7 @@ from local_log import LocalLog
 from batonmq.client.admin.admin import Admin
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
-from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
+from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.service import ControllerService
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -267,28 +267,6 @@ async def test_a_changed_setting_takes_effect_and_outlives_the_node(tmp_path):
         assert endpoint.service.config.is_process_read_event
 
 
-async def test_a_process_read_passes_the_log_first(endpoint, monkeypatch):
-    """isProcessReadEvent: a read that no majority confirmed is not answered."""
-    barriers: list[int] = []
-    confirmed = True
-
-    async def read_barrier(timeout_ms: int) -> bool:
-        barriers.append(timeout_ms)
-        return confirmed
-
-    monkeypatch.setattr(endpoint.log, "read_barrier", read_barrier)
-    await endpoint.service.requests.reading()
-    assert barriers == [], "off by default"
-    text = b"isProcessReadEvent=true\n"
-    assert (await endpoint.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=text)).code == 0
-    barriers.clear()
-    await endpoint.service.requests.reading()
-    assert barriers == [endpoint.service.config.propose_timeout_ms]
-    confirmed = False
-    with pytest.raises(OutcomeUnknownError):
-        await endpoint.service.requests.reading()
-
-
 async def test_r19_a_first_election_knows_the_log_of_the_java_broker_that_asks(endpoint):
     """It comes from other controllers, with epoch 7. Its request overtakes its heartbeat."""
     names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
@@ -343,13 +321,3 @@ async def test_closing_its_connection_is_a_java_masters_death(endpoint):
         assert json.loads(notice.body) == {"syncStateSet": [2], "syncStateSetEpoch": 3}
     finally:
         await broker.close()
-
-
-async def test_a_garbled_frame_costs_only_its_connection(endpoint):
-    host, _, port = endpoint.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"\x7f\xff\xff\xffnonsense")
-    assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
-    assert (await endpoint.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)).code == 0

@@ -23,8 +23,7 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
-from batonmq.controller.rules.election import LastHeard, last_seen
-from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
+from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.errors import NotLeaderError
@@ -119,9 +118,21 @@ class Leader:
             )
         )
         assert (result.code, result.broker_id) == (Code.SUCCESS, broker_id)
+        self.hello(broker_id, incarnation)
+
+    def hello(self, broker_id: int, incarnation: str = "") -> None:
+        """A new session of the broker."""
         self.sequences[broker_id] += 100
-        hello = ev.SessionHello(NAME, broker_id, incarnation, self.sequences[broker_id])
-        assert self.core.handle(hello, self.clocks.boot_ms) is not None
+        life = incarnation or f"life-{broker_id}"
+        hello = ev.SessionHello(NAME, broker_id, life, self.sequences[broker_id])
+        self.core.handle(hello, self.clocks.boot_ms)
+
+    def successor(self) -> "Leader":
+        """Another controller with the same log, which leads since now and has heard no broker."""
+        later = Leader(self.clocks)
+        for command in self.log[1:]:
+            later.commit(command)
+        return later
 
     def beat(self, broker_id: int, **facts: int) -> None:
         seen = LiveBroker(broker_id, **facts)
@@ -443,10 +454,7 @@ def test_r44_a_deposed_master_counts_as_fenced_once_it_says_so(leader):
         one_is_alone_and_gone(leader)
         assert leader.elect(expected_master_epoch=1).code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
         assert leader.group.master_broker_id == 0
-        leader.sequences[1] += 1
-        leader.core.handle(
-            ev.SessionHello(NAME, 1, "life-1", leader.sequences[1]), leader.clocks.boot_ms
-        )
+        leader.hello(1)
         leader.beat(1, epoch=1, master_epoch=accepted, max_offset=8_300, confirm_offset=8_300)
         leader.closes(1)
         leader.passes(2_000, 2, 3)
@@ -470,14 +478,11 @@ def test_r44_a_whole_set_out_of_sight_may_go_on_together(leader):
     assert unclean(leader, cut_later_acks=True).ok
 
 
-def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(leader, clocks):
+def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(leader):
     one_is_alone_and_gone(leader)
-    later = Leader(clocks)
-    for command in leader.log[1:]:
-        later.commit(command)
+    later = leader.successor()
     for broker_id in (2, 3):
-        later.sequences[broker_id] = 1
-        later.core.handle(ev.SessionHello(NAME, broker_id, f"life-{broker_id}", 1), clocks.boot_ms)
+        later.hello(broker_id)
         later.beat(broker_id, epoch=1, master_epoch=1, max_offset=6_000, confirm_offset=900)
     later.passes(2_000, 2, 3)
     refused = unclean(later)
@@ -490,25 +495,21 @@ def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(le
 
 @pytest.mark.parametrize("longer", [True, False])
 def test_r17_a_suspect_that_asks_a_leader_of_a_moment_ago_waits_for_what_others_report(
-    leader, clocks, longer
+    leader, longer
 ):
     """1 is alone in its set. It was started again, after a loss of power, and so was the leader."""
     leader.three_in_sync()
     leader.alter(1)
     leader.closes(1)
     leader.register(1, "life-1b", suspect="another boot", max_offset=676)
-    later = Leader(clocks)
-    for command in leader.log[1:]:
-        later.commit(command)
-    later.core.handle(ev.SessionHello(NAME, 1, "life-1b", 1), clocks.boot_ms)
-    later.sequences[1] = 1
+    later = leader.successor()
+    later.hello(1, "life-1b")
     later.beat(1, epoch=1, max_offset=676)
     refused = later.elect(1)
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "leads only since a moment ago" in refused.remark
     if longer:
-        later.core.handle(ev.SessionHello(NAME, 2, "life-2", 1), clocks.boot_ms)
-        later.sequences[2] = 1
+        later.hello(2)
         later.beat(2, epoch=1, max_offset=900)
         later.passes(800, 1, 2)
         assert "broker 2 outside of it has more: 900" in later.elect(1).remark
@@ -548,36 +549,12 @@ def test_r44_a_living_member_fences_the_master_that_needs_its_ack(leader, member
     assert leader.group.unclean_epoch == 2
 
 
-@pytest.mark.parametrize(
-    ("broker_id", "incarnation", "heard", "lives", "ended"),
-    [
-        (1, "life-1", LastHeard(LiveBroker(1), 50), True, ""),
-        (1, "life-1", LastHeard(LiveBroker(1), 600_000), False, ""),
-        (2, "life-2", LastHeard(LiveBroker(2), 600_000), False, ""),
-        (1, "life-1", LastHeard(LiveBroker(1), 50), False, ""),
-        (1, "life-1b", LastHeard(), False, "it was started again"),
-        (1, "life-1", LastHeard(LiveBroker(1), 50, goodbye=True), False, "it was stopped"),
-        (3, "life-3", LastHeard(LiveBroker(3, master_epoch=1), 50), False, ""),
-        (3, "life-3", LastHeard(LiveBroker(3), 50), True, "it lives, and hears of the election"),
-    ],
-)
-def test_r44_what_proves_that_a_member_acks_nothing_to_the_old_master(
-    broker_id, incarnation, heard, lives, ended
-):
-    """The old master itself proves nothing by living; its slaves do, and any process by ending."""
-    group = BrokerGroup("C", NAME, master_broker_id=1, master_incarnation="life-1", master_epoch=1)
-    record = ReplicaRecord(broker_id, incarnation=incarnation)
-    assert last_seen(group, record, heard, lives=lives).ended == ended
-
-
 def test_r43_what_was_confirmed_before_an_unclean_election_is_no_floor_after_it(leader):
     """1. 2 is elected uncleanly, with a log of 6,000. 2. 1 follows it, and joins. 3. A heartbeat
     that 1 sent before it cut its log comes late. 4. 2 dies: 1 holds all there is."""
     one_is_alone_and_gone(leader)
     assert unclean(leader, cut_later_acks=True).ok
-    leader.sequences[1] += 1
-    hello = ev.SessionHello(NAME, 1, "life-1", leader.sequences[1])
-    leader.core.handle(hello, leader.clocks.boot_ms)
+    leader.hello(1)
     leader.beat(1, epoch=2, master_epoch=2, max_offset=6_000, confirm_offset=6_000)
     leader.alter(1, 2, confirm_offset=6_000)
     leader.beat(1, epoch=1, master_epoch=2, max_offset=8_192, confirm_offset=8_000)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,7 +22,7 @@ from batonmq.runtime import start_retry
 from batonmq.runtime.server_main import started
 from tests.shared.failing_disk import failing, open_below, walk_errors
 from tests.shared.ports import free_ports
-from tests.shared.waiting import opened
+from tests.shared.waiting import opened, until
 
 ADVICE = "the disk fails: look into the kernel's log, and replace it; then restart this controller"
 REGISTER = RegisterBroker(broker_name="b", incarnation="life", register_check_code="code")
@@ -40,12 +39,6 @@ def config_in(folder: Path) -> ControllerConfig:
         raft_election_timeout_max_ms=60,
         raft_heartbeat_ms=10,
     )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  the conditions are other people's state
-            await asyncio.sleep(0.001)
 
 
 def test_r53_a_first_start_goes_on_whatever_finds_no_room(tmp_path, monkeypatch):

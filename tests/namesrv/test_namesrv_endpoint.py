@@ -140,6 +140,45 @@ def registration(
     return RemotingCommand.request(RequestCode.REGISTER_BROKER, ext, body)
 
 
+def goodbye(addr: str = MASTER) -> RemotingCommand:
+    names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerAddr": addr}
+    return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, {**names, "brokerId": 0})
+
+
+class Desk:
+    """The handlers of a name server, called by hand."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = NamesrvConfig(**settings)
+        self.routes = RouteInfoManager(
+            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration
+        )
+        rules = ChangeRules(frozenset(), frozenset(), "", None)
+        self.now_ms = 0
+        self.endpoint = NamesrvEndpoint(
+            self.routes, KVConfig(None), RuntimeSettings(config, rules), lambda: self.now_ms, print
+        )
+        self.connection: Any = Mock(peer="10.0.0.1:1", closed=False)
+
+    async def register(self, request: RemotingCommand) -> RemotingCommand:
+        reply = self.endpoint.register_broker(request, self.connection)
+        return await reply if isinstance(reply, Awaitable) else reply
+
+    async def until_parts_of(self, topic: str) -> None:
+        async with asyncio.timeout(20):
+            while self.routes.route(topic) is None:  # noqa: ASYNC110  a turn each
+                await asyncio.sleep(0)
+
+    async def until_forgotten(self) -> list[int]:
+        """How many topics are listed after each turn."""
+        counts = [len(self.routes.all_topics())]
+        async with asyncio.timeout(20):
+            while self.endpoint._forgets:
+                await asyncio.sleep(0)
+                counts.append(len(self.routes.all_topics()))
+        return counts
+
+
 def shape(reply: RemotingCommand) -> tuple[Any, ...]:
     return (reply.code, reply.remark, sorted(reply.ext), reply.has_ext)
 
@@ -180,31 +219,18 @@ async def test_golden_topic_list_delete_and_unregister() -> None:
 
 
 async def test_r32_a_late_goodbye_of_an_earlier_process_removes_nothing() -> None:
-    """The old process's 104 waits in its socket while the new one registers over another."""
+    """The old process's 104 waits in its socket while the new one registers over another. One over
+    a connection that never registered counts: the broker dialled again to say so."""
     async with name_server() as scene:
-        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
-        goodbye = RemotingCommand.request(
-            RequestCode.UNREGISTER_BROKER, {**names, "brokerAddr": MASTER}
-        )
         new = scene.another()
         await scene.ask(registration(MASTER, 0))
         await scene.ask(registration(MASTER, 0), new)
-        assert (await scene.ask(goodbye)).code == 0
+        assert (await scene.ask(goodbye())).code == 0
         assert scene.service.routes.members("broker-a") == {0: MASTER}
-        assert (await scene.ask(goodbye, new)).code == 0
-        assert scene.service.routes.members("broker-a") == {}
-
-
-async def test_a_goodbye_over_a_connection_that_never_registered_counts() -> None:
-    """The broker's first connection was lost without a word, and it dialled again to say so."""
-    async with name_server() as scene:
-        await scene.ask(registration(MASTER, 0))
-        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
-        goodbye = RemotingCommand.request(
-            RequestCode.UNREGISTER_BROKER, {**names, "brokerAddr": MASTER}
-        )
-        await scene.ask(goodbye, scene.another())
-        assert scene.service.routes.members("broker-a") == {}
+        for connection in (new, scene.another()):
+            await scene.ask(registration(MASTER, 0), new)
+            assert (await scene.ask(goodbye(), connection)).code == 0
+            assert scene.service.routes.members("broker-a") == {}
 
 
 async def test_a_compressed_body_is_recognised_though_the_header_denies_it() -> None:
@@ -410,13 +436,9 @@ async def test_a_silent_broker_is_dropped_with_its_connection() -> None:
             await connection.invoke(registration(MASTER, 0), 100)
 
 
-def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -> None:
+async def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -> None:
     """A topic with attributes of a megabyte costs as much as any other."""
-    routes = RouteInfoManager()
-    settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
-    endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: 0, print)
-    connection: Any = Mock(peer="10.0.0.1:1")
-    request = registration(MASTER, 0)
+    desk, request = Desk(), registration(MASTER, 0)
     body = RegisterBrokerBody.decode_wire(request.body)
     for topic in body.topic_config_serialize_wrapper.topic_config_table.values():
         topic.attributes = {"+a": "x" * 10_000}
@@ -424,34 +446,29 @@ def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -
     body.filter_server_list = ["z" * 10_000, *(f"10.0.0.9:{n}" for n in range(1_000))]
     request.body = body.encode()
     request.ext.pop("bodyCrc32", None)
-    assert endpoint.register_broker(request, connection).code == 0
-    kept = [topic for table in routes._topics._of_group.values() for topic in table.values()]
+    assert (await desk.register(request)).code == 0
+    kept = [topic for table in desk.routes._topics._of_group.values() for topic in table.values()]
     assert kept and max(len(topic.encode()) for topic in kept) < 500
-    ((_, servers),) = routes._filter_servers.items()
+    ((_, servers),) = desk.routes._filter_servers.items()
     assert len(servers) < 20 and max(map(len, servers)) < 20
 
 
-def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
-    now_ms = 0
-    routes = RouteInfoManager()
-    settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
-    endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: now_ms, print)
-    connection: Any = Mock(peer="10.0.0.1:1")
-    request = registration(MASTER, 0)
+async def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
+    desk, request = Desk(), registration(MASTER, 0)
     request.ext["heartbeatTimeoutMillis"] = "1000"
-    endpoint.register_broker(request, connection)
+    await desk.register(request)
     ids = {"clusterName": "DefaultCluster", "brokerAddr": MASTER}
     version = DataVersion(counter=1, state_version=1, timestamp=1).encode()
     for code, ask in (
-        (RequestCode.QUERY_DATA_VERSION, endpoint.query_data_version),
-        (RequestCode.BROKER_HEARTBEAT, endpoint.broker_heartbeat),
+        (RequestCode.QUERY_DATA_VERSION, desk.endpoint.query_data_version),
+        (RequestCode.BROKER_HEARTBEAT, desk.endpoint.broker_heartbeat),
     ):
-        now_ms += 900
-        ask(RemotingCommand.request(code, ids, version), connection)
-        now_ms += 900
-        assert list(routes.scan(now_ms)) == []
-    now_ms += 101
-    assert list(routes.scan(now_ms)) == [(MASTER, connection)]
+        desk.now_ms += 900
+        ask(RemotingCommand.request(code, ids, version), desk.connection)
+        desk.now_ms += 900
+        assert list(desk.routes.scan(desk.now_ms)) == []
+    desk.now_ms += 101
+    assert list(desk.routes.scan(desk.now_ms)) == [(MASTER, desk.connection)]
 
 
 def with_controller(folder: Path, port: int) -> NamesrvService:
@@ -610,45 +627,6 @@ async def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
                 assert route is not None and route.queue_datas[0].perm == perm
             version = routes.data_version("DefaultCluster", MASTER)
             assert version == DataVersion(counter=1, state_version=epoch, timestamp=1)
-
-
-def goodbye(addr: str = MASTER) -> RemotingCommand:
-    names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerAddr": addr}
-    return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, {**names, "brokerId": 0})
-
-
-class Desk:
-    """The handlers of a name server, called by hand."""
-
-    def __init__(self, **settings: Any) -> None:
-        config = NamesrvConfig(**settings)
-        self.routes = RouteInfoManager(
-            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration
-        )
-        rules = ChangeRules(frozenset(), frozenset(), "", None)
-        self.now_ms = 0
-        self.endpoint = NamesrvEndpoint(
-            self.routes, KVConfig(None), RuntimeSettings(config, rules), lambda: self.now_ms, print
-        )
-        self.connection: Any = Mock(peer="10.0.0.1:1", closed=False)
-
-    async def register(self, request: RemotingCommand) -> RemotingCommand:
-        reply = self.endpoint.register_broker(request, self.connection)
-        return await reply if isinstance(reply, Awaitable) else reply
-
-    async def until_parts_of(self, topic: str) -> None:
-        async with asyncio.timeout(20):
-            while self.routes.route(topic) is None:  # noqa: ASYNC110  a turn each
-                await asyncio.sleep(0)
-
-    async def until_forgotten(self) -> list[int]:
-        """How many topics are listed after each turn."""
-        counts = [len(self.routes.all_topics())]
-        async with asyncio.timeout(20):
-            while self.endpoint._forgets:
-                await asyncio.sleep(0)
-                counts.append(len(self.routes.all_topics()))
-        return counts
 
 
 WIDE = tuple(f"Topic{number}" for number in range(20_000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from unittest.mock import patch
 from zlib import crc32
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.namesrv.state import (
-    FORGOTTEN_AT_ONCE,
     GROUP_REPLICAS_MAX,
     LOST_AT_ONCE,
     BrokerRegistration,
@@ -310,27 +308,12 @@ def test_a_new_lowest_id_is_told_to_the_others(routes: Routes) -> None:
     assert went[0].to == (M2, "m9:1")
 
 
-def test_without_acting_master_nobody_is_told(routes: Routes) -> None:
+def test_without_acting_master_nobody_is_told_and_the_write_bit_stays(routes: Routes) -> None:
     routes.register(M2, 2)
     routes.register(M1, 0)
     routes.core.connection_lost(f"socket of {M1}")
     assert routes.core.min_id_changes.taken() == []
-
-
-def test_without_acting_master_the_write_bit_stays(routes: Routes) -> None:
-    routes.register(M1, 0)
-    routes.register(M2, 2)
-    routes.core.connection_lost(f"socket of {M1}")
     assert routes.perm() == 6
-
-
-def test_write_permission_by_hand(routes: Routes) -> None:
-    routes.register(M1, 0)
-    assert routes.core.wipe_write_perm("broker-a") == 2
-    assert routes.perm() == 4
-    assert routes.core.add_write_perm("broker-a") == 2
-    assert routes.perm() == 6
-    assert routes.core.wipe_write_perm("nobody") == 0
 
 
 def test_topics_by_hand_and_by_cluster(routes: Routes) -> None:
@@ -355,15 +338,6 @@ def test_a_returned_route_is_a_copy(routes: Routes) -> None:
     route.broker_datas[0].broker_addrs.clear()
     assert routes.perm() == 6
     assert routes.addrs() == {0: M1}
-
-
-def test_data_versions(routes: Routes) -> None:
-    version = DataVersion(counter=1, state_version=1, timestamp=1)
-    assert routes.core.is_changed("C", M1, version)
-    routes.register(M1, 0)
-    assert not routes.core.is_changed("C", M1, version)
-    assert routes.core.data_version("C", M1) == version
-    assert routes.core.is_changed("C", M1, DataVersion(counter=1, state_version=2, timestamp=1))
 
 
 def ways(routes: Routes) -> dict[str, dict[int, str]]:
@@ -458,52 +432,6 @@ def forget_all(core: RouteInfoManager) -> int:
         calls += 1
     core.check_invariants()
     return calls
-
-
-MANY = tuple(f"T{number}" for number in range(20_000))
-
-
-def test_r58_a_group_of_many_topics_leaves_at_once_and_is_forgotten_in_parts(
-    routes: Routes,
-) -> None:
-    routes.register(M1, 0, body(*MANY))
-    routes.register(M2, 0, body("T0", "T1"), name="broker-b")
-    routes.core.unregister("C", M1, "broker-a")
-    assert [topic for topic in MANY if routes.core.route(topic) is not None] == ["T0", "T1"]
-    assert routes.addrs("T0") == {0: M2} and routes.core.members("broker-a") == {}
-    counts = [len(routes.core.all_topics())]
-    while routes.core.forget():
-        counts.append(len(routes.core.all_topics()))
-        routes.core.check_invariants()
-    counts.append(len(routes.core.all_topics()))
-    assert counts[-1] == 2
-    assert max(a - b for a, b in pairwise(counts)) <= FORGOTTEN_AT_ONCE < len(MANY) // 4
-
-
-def test_r58_a_group_that_registers_while_it_is_forgotten_has_all_its_topics(
-    routes: Routes,
-) -> None:
-    routes.register(M1, 0, body(*MANY))
-    routes.core.connection_lost(f"socket of {M1}")
-    routes.core.forget()
-    routes.register(M2, 0, body(*MANY[:15_000], epoch=2))
-    assert routes.core.forget()
-    assert all(routes.addrs(topic) == {0: M2} for topic in MANY[:15_000:100])
-    forget_all(routes.core)
-    assert all(routes.addrs(topic) == {0: M2} for topic in MANY[:15_000:100])
-    assert set(routes.core.all_topics()) == set(MANY[:15_000])
-
-
-def test_r58_topics_that_a_registration_does_not_name_leave_at_once_and_are_forgotten_in_parts(
-    routes: Routes,
-) -> None:
-    routes.core.delete_topic_with_broker_registration = True
-    routes.register(M1, 0, body(*MANY))
-    routes.register(M1, 0, body("T0", "New", counter=2))
-    assert [topic for topic in MANY if routes.core.route(topic) is not None] == ["T0"]
-    assert routes.addrs("New") == {0: M1}
-    assert forget_all(routes.core) > 4
-    assert set(routes.core.all_topics()) == {"T0", "New"}
 
 
 def test_r58_what_comes_and_goes_leaves_no_more_behind_than_it_brought() -> None:

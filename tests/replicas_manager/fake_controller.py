@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,7 +11,22 @@ import grpc
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.switch import SwitchProgress
+
+
+def manager_config(**fields: Any) -> ReplicasManagerConfig:
+    """The settings of a broker's manager; its files are beside each other, and none is made."""
+    defaults: dict[str, Any] = {
+        "cluster_name": "C",
+        "broker_name": "broker-a",
+        "address": "127.0.0.1:10911",
+        "ha_address": "127.0.0.1:10912",
+        "controllers": ("c1",),
+        "identity_path": Path("unused/brokerIdentity"),
+        "role_path": Path("unused/masterEpoch"),
+    }
+    return ReplicasManagerConfig(**(defaults | fields))
 
 
 def replica_message(broker_id: int, incarnation: str, *, alive: bool = True) -> pb.Replica:
@@ -40,6 +57,15 @@ def view_message(
         ],
         raft_index=100 * epoch + set_epoch,
     )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A set that a master proposes."""
+
+    new_set: frozenset[int]
+    reason: str = "expand"
+    confirm_offset: int = 0
 
 
 class NoSwitch:

@@ -1,7 +1,9 @@
 """The stream to one controller finds it wherever it is now."""
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -15,34 +17,42 @@ from batonmq.replicas_manager import session
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
+@contextlib.asynccontextmanager
+async def session_with(
+    emit: Callable[[ev.Event], None], name: str = ""
+) -> AsyncIterator[tuple[FakeController, ControllerSession]]:
+    """A controller, and the session that a broker keeps with it, or with `name`."""
+    controller, channels = FakeController(), ControllerChannels()
+    await controller.start()
+    hello = pb.Hello(broker_name="broker-a", broker_id=1)
+    keeper = ControllerSession(name or controller.address, hello, channels, emit)
+    yield controller, keeper
+    await keeper.close("done", 1.0)
+    await channels.close()
+    await controller.stop()
+
+
 async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(monkeypatch):
     """1. The name leads where nobody listens. 2. The next channel finds the controller."""
     monkeypatch.setattr(session, "READY_S", 0.05)
-    dial = grpc.aio.insecure_channel
-    controller, opened = FakeController(), asyncio.Event()
-    await controller.start()
+    dial, opened = grpc.aio.insecure_channel, asyncio.Event()
+    known: list[str] = []
+
+    def insecure_channel(name: str, **options: Any) -> grpc.aio.Channel:
+        assert name == "namesrv-1:9879"
+        return dial(known.pop(0) if len(known) > 1 else known[0], **options)
+
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.SessionOpened):
+            opened.set()
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        known = [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
-
-        def insecure_channel(name: str, **options: Any) -> grpc.aio.Channel:
-            assert name == "namesrv-1:9879"
-            return dial(known.pop(0) if len(known) > 1 else known[0], **options)
-
-        def emit(event: ev.Event) -> None:
-            if isinstance(event, ev.SessionOpened):
-                opened.set()
-
-        monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
-        channels = ControllerChannels()
-        keeper = ControllerSession(
-            "namesrv-1:9879", pb.Hello(broker_name="broker-a", broker_id=1), channels, emit
-        )
-        await asyncio.wait_for(opened.wait(), 10)
-        await controller.session()
-        await keeper.close("done", 1.0)
-        await channels.close()
-    await controller.stop()
+        async with session_with(emit, "namesrv-1:9879") as (controller, _):
+            known += [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
+            await asyncio.wait_for(opened.wait(), 10)
+            await controller.session()
     assert known == [controller.address]
 
 
@@ -50,9 +60,7 @@ async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(monkeypa
 async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure):
     """A full disk at a role change, say: the broker is not dead to that controller for ever. A
     broken rule reaches the loop's handler, which ends a server."""
-    controller, seen = FakeController(), asyncio.Event()
-    await controller.start()
-    failures, told = [failure], []
+    failures, told, seen = [failure], [], asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(
         lambda loop, context: told.append(context.get("exception"))
     )
@@ -63,26 +71,18 @@ async def test_a_session_survives_a_consumer_of_its_events_that_fails(failure):
                 raise failures.pop()
             seen.set()
 
-    channels = ControllerChannels()
-    hello = pb.Hello(broker_name="broker-a", broker_id=1)
-    keeper = ControllerSession(controller.address, hello, channels, emit)
-    first = await controller.session()
-    await first.push(view_message(1, 1, 1, [1], {1: "life"}))
-    second = await controller.session(2)
-    await second.push(view_message(1, 1, 1, [1], {1: "life"}))
-    await asyncio.wait_for(seen.wait(), 10)
-    assert told == [failure] * isinstance(failure, AssertionError)
-    await keeper.close("done", 1.0)
-    await channels.close()
-    await controller.stop()
+    async with session_with(emit) as (controller, _):
+        for number in (1, 2):
+            stream = await controller.session(number)
+            await stream.push(view_message(1, 1, 1, [1], {1: "life"}))
+        await asyncio.wait_for(seen.wait(), 10)
+        assert told == [failure] * isinstance(failure, AssertionError)
 
 
 async def test_a_stream_of_which_the_opening_fails_is_ended(monkeypatch):
     """Its end is reported like any other: else heartbeats would be queued for it for good."""
     monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
-    controller, again = FakeController(), asyncio.Event()
-    await controller.start()
-    events: list[str] = []
+    again, events = asyncio.Event(), list[str]()
 
     def emit(event: ev.Event) -> None:
         events.append(type(event).__name__)
@@ -91,13 +91,8 @@ async def test_a_stream_of_which_the_opening_fails_is_ended(monkeypatch):
         if events[-1] == "SessionOpened":
             again.set()
 
-    channels = ControllerChannels()
-    hello = pb.Hello(broker_name="broker-a", broker_id=1)
-    keeper = ControllerSession(controller.address, hello, channels, emit)
-    await asyncio.wait_for(again.wait(), 10)
-    await keeper.close("done", 1.0)
-    await channels.close()
-    await controller.stop()
+    async with session_with(emit):
+        await asyncio.wait_for(again.wait(), 10)
     assert events == ["SessionOpened", "SessionClosed"] * 2
 
 
@@ -105,32 +100,22 @@ async def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_nex
     """The controller counts heartbeats of a stream from 1: it would take a deaf broker for one that
     hears it."""
     monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
-    controller, heard = FakeController(), asyncio.Event()
-    await controller.start()
-    effect = ev.SendHeartbeat(controller.address, 9, 0, 0, 0)
+    heard = asyncio.Event()
 
     def emit(event: ev.Event) -> None:
         if isinstance(event, ev.AnswerReceived):
             heard.set()
 
-    channels = ControllerChannels()
-    hello = pb.Hello(broker_name="broker-a", broker_id=1)
-    keeper = ControllerSession(controller.address, hello, channels, emit)
-    for number in (1, 2):
-        stream = await controller.session(number)
-        controller.answering = number == 1
-        heard.clear()
+    async with session_with(emit) as (controller, keeper):
+        effect = ev.SendHeartbeat(controller.address, 9, 0, 0, 0)
+        await controller.session()
         keeper.heartbeat(effect, pb.Heartbeat(sequence=9))
-        if number == 1:
-            await asyncio.wait_for(heard.wait(), 10)
-            keeper.drop("a new stream")
-    async with asyncio.timeout(10):
-        while not stream.heartbeats:  # noqa: ASYNC110  the stub's own loop reads it
-            await asyncio.sleep(0.001)
-    assert stream.heartbeats[0].answered == 0
-    await keeper.close("done", 1.0)
-    await channels.close()
-    await controller.stop()
+        await asyncio.wait_for(heard.wait(), 10)
+        keeper.drop("a new stream")
+        stream = await controller.session(2)
+        keeper.heartbeat(effect, pb.Heartbeat(sequence=9))
+        await controller.until(lambda: bool(stream.heartbeats))
+        assert stream.heartbeats[0].answered == 0
 
 
 class Unconnected(ControllerSession):

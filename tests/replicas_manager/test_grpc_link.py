@@ -1,18 +1,16 @@
 """What goes to controllers of ours: facts of heartbeats, and the election that ends a switch."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from fake_controller import view_message
+from fake_controller import manager_config, view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import grpc_link
-from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import ElectAnswer, LinkEvents, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
@@ -29,16 +27,7 @@ class Scene:
         self.asked: list[tuple[str, pb.ElectMasterRequest]] = []
         self.events: list[ev.Event] = []
         self.reply = reply
-        config = ReplicasManagerConfig(
-            cluster_name="C",
-            broker_name="broker-a",
-            address="h:1",
-            ha_address="h:2",
-            controllers=("c1", "c2"),
-            identity_path=Path("unused"),
-            role_path=Path("unused"),
-            election_priority=7,
-        )
+        config = manager_config(controllers=("c1", "c2"), election_priority=7)
         events = LinkEvents(
             step=self.events.append,
             switch_requested=lambda task: None,

@@ -1,19 +1,18 @@
 """What the ReplicasManager hands to its parts, and what its calls make of an answer."""
 
 import asyncio
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from fake_controller import manager_config
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import events as ev
-from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.controllers import ControllerRegistration
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.role import CurrentView
@@ -21,15 +20,7 @@ from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.session import ControllerCalls
 from batonmq.replicas_manager.switch import SwitchTask
 
-CONFIG = ReplicasManagerConfig(
-    cluster_name="C",
-    broker_name="broker-a",
-    address="h:1",
-    ha_address="h:2",
-    controllers=("c1",),
-    identity_path=Path("unused/brokerIdentity"),
-    role_path=Path("unused/masterEpoch"),
-)
+CONFIG = manager_config()
 
 
 class Scene:
@@ -107,18 +98,35 @@ class Reply:
         return (("leader-grpc-address", self.leader),) if self.leader else ()
 
 
+class Calls:
+    """Calls of a registered broker 1 to a controller with these methods. `emit`: what a consumer
+    does with an event before it is in `events`."""
+
+    def __init__(self, emit: Callable[[ev.Event], None] = lambda event: None, **methods: Any):
+        self.events: list[ev.Event] = []
+        self._emit = emit
+        stub = SimpleNamespace(**methods)
+        channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
+        facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
+        self._calls = ControllerCalls(
+            CONFIG, facts, channels, lambda: LogFacts(0, 0, 0, 0, ""), self._take
+        )
+
+    def _take(self, event: ev.Event) -> None:
+        self._emit(event)
+        self.events.append(event)
+
+    async def outcome_of(self, call: ev.Call) -> list[ev.Event]:
+        self._calls.send(call)
+        await asyncio.gather(*self._calls._tasks._running)
+        return self.events
+
+
 @pytest.mark.parametrize("leader", ["c2", ""])
 async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader):
     """So the next attempt goes there, and not to each controller in turn."""
-    events: list[ev.Event] = []
-
-    stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
-    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
-    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
-    calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
-    calls.send(ev.FetchView("c1"))
-    await asyncio.gather(*calls._tasks._running)
-    hinted, answered = events
+    calls = Calls(GetReplicaInfo=lambda request, timeout: Reply(leader))
+    hinted, answered = await calls.outcome_of(ev.FetchView("c1"))
     assert hinted == ev.LeaderHinted("c1", leader)
     assert isinstance(answered, ev.Replied)
     assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER
@@ -126,45 +134,21 @@ async def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leade
 
 async def test_an_empty_reply_registers_nobody():
     """As a server of something else may send it: its code counts as success."""
-    events: list[ev.Event] = []
-
-    async def answers(request: object, timeout: float) -> pb.RegisterBrokerReply:
-        return pb.RegisterBrokerReply()
-
-    stub = SimpleNamespace(RegisterBroker=answers)
-    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
-    facts = DurableFacts("", (), CurrentView(0, "life-1", 0))
-    calls = ControllerCalls(
-        CONFIG, facts, channels, lambda: LogFacts(0, 0, 0, 0, ""), events.append
-    )
+    calls = Calls(RegisterBroker=AsyncMock(return_value=pb.RegisterBrokerReply()))
     call = ev.SendRegister("c1", 0, "r/1", "")
-    calls.send(call)
-    await asyncio.gather(*calls._tasks._running)
-    assert events == [ev.Unanswered(call, "its reply names broker id 0")]
+    assert await calls.outcome_of(call) == [ev.Unanswered(call, "its reply names broker id 0")]
 
 
 async def test_a_call_that_fails_within_has_an_outcome_all_the_same():
     """A text that no message can hold, say: the state machine asks again only after an outcome."""
-    events: list[ev.Event] = []
-
-    def fails(request: object, timeout: float) -> None:
-        raise ValueError("no UTF-8")
-
-    channels: Any = SimpleNamespace(
-        stub=lambda target: SimpleNamespace(GetReplicaInfo=fails), dialled=AsyncMock()
-    )
-    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
-    calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
+    calls = Calls(GetReplicaInfo=Mock(side_effect=ValueError("no UTF-8")))
     call = ev.FetchView("c1")
-    calls.send(call)
-    await asyncio.gather(*calls._tasks._running)
-    assert events == [ev.Unanswered(call, "ValueError('no UTF-8')")]
+    assert await calls.outcome_of(call) == [ev.Unanswered(call, "ValueError('no UTF-8')")]
 
 
 @pytest.mark.parametrize("failure", [AssertionError("rule"), OSError("no space left on device")])
 async def test_a_broken_rule_in_a_consumer_of_an_answer_ends_the_broker(failure):
     """The hint runs the state machine: the loop's handler hears of a rule that does not hold."""
-    events: list[ev.Event] = []
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda loop, context: told.append(context["exception"])
@@ -173,14 +157,8 @@ async def test_a_broken_rule_in_a_consumer_of_an_answer_ends_the_broker(failure)
     def emit(event: ev.Event) -> None:
         if isinstance(event, ev.LeaderHinted):
             raise failure
-        events.append(event)
 
-    stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply("c2"))
-    channels: Any = SimpleNamespace(stub=lambda target: stub, dialled=AsyncMock())
-    facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
-    calls = ControllerCalls(CONFIG, facts, channels, Mock(), emit)
+    calls = Calls(emit, GetReplicaInfo=lambda request, timeout: Reply("c2"))
     call = ev.FetchView("c1")
-    calls.send(call)
-    await asyncio.gather(*calls._tasks._running)
+    assert await calls.outcome_of(call) == [ev.Unanswered(call, repr(failure))]
     assert told == [failure] * isinstance(failure, AssertionError)
-    assert events == [ev.Unanswered(call, repr(failure))]

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
+from fake_controller import manager_config
 from java_controller import JavaController
 
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.remoting.command import RemotingCommand
-from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
+from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.identity import RoleFile
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
@@ -56,11 +57,7 @@ class Scene:
         await self.controller.until(lambda: asked.count(code) > before)
 
     def manager(self) -> ReplicasManager:
-        config = ReplicasManagerConfig(
-            cluster_name="C",
-            broker_name="broker-a",
-            address="127.0.0.1:10911",
-            ha_address="127.0.0.1:10912",
+        config = manager_config(
             controllers=(self.controller.address,),
             identity_path=self.folder / "brokerIdentity",
             role_path=self.role_path,

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from fake_controller import manager_config
 from java_controller import JavaController, Record
 
 from batonmq.protocol.bodies import EpochEntryCache
@@ -26,7 +26,7 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import remoting_link
-from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
+from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
 from batonmq.replicas_manager.remoting_calls import PeerNames
 from batonmq.replicas_manager.remoting_link import RemotingLink
@@ -50,14 +50,8 @@ class Broker:
         self.switches: list[SwitchTask] = []
         self.current = CurrentView(1, LIFE, 0)
         self._changed = asyncio.Event()
-        config = ReplicasManagerConfig(
-            cluster_name="C",
-            broker_name="broker-a",
-            address=OWN,
-            ha_address="127.0.0.1:10912",
+        config = manager_config(
             controllers=(controller.address,),
-            identity_path=Path("brokerIdentity"),
-            role_path=Path("masterEpoch"),
             timings=remoting_timings(200, 5000),
             learner=learner,
             protocol="remoting",

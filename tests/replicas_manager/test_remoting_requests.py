@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_controller import manager_config
 
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD, RequestCode
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.role_view import Replica
 from batonmq.remoting.command import RemotingCommand
-from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
+from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.remoting_requests import (
     LeaderInfo,
@@ -26,14 +27,10 @@ GROUP = ("DefaultCluster", "broker-a")
 
 def requests() -> Requests:
     """Of the golden run's first broker, which has Java's times."""
-    config = ReplicasManagerConfig(
+    config = manager_config(
         cluster_name=GROUP[0],
-        broker_name=GROUP[1],
         address="127.0.0.1:30911",
-        ha_address="127.0.0.1:30912",
         controllers=("127.0.0.1:9878",),
-        identity_path=Path("brokerIdentity"),
-        role_path=Path("masterEpoch"),
         timings=remoting_timings(1000, 10_000),
         protocol="remoting",
     )

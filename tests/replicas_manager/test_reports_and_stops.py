@@ -66,18 +66,6 @@ async def test_a_report_that_died_with_the_leader_goes_to_the_next_one(controlle
     await channels.close()
 
 
-async def test_a_report_returns_before_anything_is_sent(controllers, monkeypatch):
-    """No controller runs: the caller, in the middle of a failover, is not delayed."""
-    first, _second = controllers
-    channels = ControllerChannels()
-    reporter = EventReporter("broker-a", channels, lambda: None)
-    for n in range(1_000):
-        reporter.report(f"kind-{n % 100}", 1, 2, {})
-    assert reported(first) == []
-    await reporter.close()
-    await channels.close()
-
-
 async def test_one_kind_reported_too_often_is_counted_and_does_not_hide_another(controllers):
     """A bug that repeats an event must not fill the controllers' log with it."""
     first, _second = controllers
@@ -137,8 +125,8 @@ def is_of_an_earlier_loop(record: logging.LogRecord) -> bool:
     return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
 
 
-@pytest.mark.parametrize("round_", range(5))
-async def test_the_stop_of_a_session_logs_no_warning(controllers, round_, caplog):
+@pytest.mark.parametrize("goodbye_s", [0.0, 0.2])
+async def test_the_stop_of_a_session_logs_no_warning(controllers, goodbye_s, caplog):
     """A Goodbye in time, or none: either way the stream's requests end without complaint."""
     with caplog.at_level(logging.DEBUG):
         first, second = controllers
@@ -150,7 +138,7 @@ async def test_the_stop_of_a_session_logs_no_warning(controllers, round_, caplog
         ]
         await first.session()
         await second.session()
-        await asyncio.gather(*(session.close("stop", 0.2 * (round_ % 2)) for session in sessions))
+        await asyncio.gather(*(session.close("stop", goodbye_s) for session in sessions))
         await channels.close()
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record for record in warnings if not is_of_an_earlier_loop(record)] == []

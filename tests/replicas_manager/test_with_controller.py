@@ -7,12 +7,11 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from fake_controller import RecordingBroker
+from fake_controller import RecordingBroker, Wanted, manager_config
 from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
@@ -24,7 +23,6 @@ from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.config import (
     Protocol,
-    ReplicasManagerConfig,
     SessionTimings,
     controller_addresses,
 )
@@ -41,13 +39,6 @@ PATIENT = SessionTimings(session_timeout_ms=4_000, master_lease_ms=3_000)
 """A busy machine stalls this process; only a session that ends may cause an election here."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    new_set: frozenset[int]
-    reason: str = "expand"
-    confirm_offset: int = 0
-
-
 class Replica(RecordingBroker):
     """A broker without a log: takes each role at once and writes it down."""
 
@@ -55,9 +46,7 @@ class Replica(RecordingBroker):
         super().__init__()
         self._log_id = f"log-{number}"
         self.manager = ReplicasManager(
-            ReplicasManagerConfig(
-                cluster_name="C",
-                broker_name="broker-a",
+            manager_config(
                 address=f"127.0.0.1:{20000 + number}",
                 ha_address=f"127.0.0.1:{21000 + number}",
                 controllers=controller_addresses(controller, protocol=protocol),
