@@ -50,6 +50,27 @@ def effect_types(script):
     return [type(effect) for effect in script.effects if not isinstance(effect, HistoryAppended)]
 
 
+def restarted(script, broker_id, **fields):
+    """Replica `broker_id` died and registers in its second life."""
+    script.die(broker_id)
+    fields.setdefault("incarnation", f"life-{broker_id}b")
+    result = script.register(broker_id, **fields)
+    assert result.ok
+    return result
+
+
+def last_reason(script):
+    return script.state.history[-1].reason
+
+
+def in_sync(script, *log_ids):
+    """Replicas with these logs; 1 is master of a set of all."""
+    for log_id in log_ids:
+        script.register(log_id=log_id)
+    script.elect(1)
+    script.alter(*range(1, len(log_ids) + 1))
+
+
 # --- quirks -----------------------------------------------------------------------------------
 
 
@@ -157,15 +178,6 @@ def test_quirk_controller_election_does_not_burn_epoch_zero(script):
     script.revive(1)
     assert script.elect().ok
     assert script.epochs == (1, 1)
-
-
-def test_quirk_failed_elections_spend_one_epoch_not_one_each(trio):
-    trio.alter(1)
-    trio.die(1)
-    for _ in range(3):
-        assert trio.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
-    assert trio.epochs == (2, 3)
-    assert trio.kinds.count("election_failed") == 1
 
 
 def test_quirk_offsets_and_priorities_do_not_overflow(trio):
@@ -445,10 +457,7 @@ def test_r16_a_candidate_behind_the_confirm_offset_is_passed_over(trio):
 
 def test_r17_a_replaced_log_leaves_the_set_while_a_healthy_member_lives(script):
     """Slave 3 comes back under its id with an empty disk: counting it would count nothing."""
-    for number in (1, 2, 3):
-        script.register(log_id=f"log-{number}")
-    script.elect(1)
-    script.alter(1, 2, 3)
+    in_sync(script, "log-1", "log-2", "log-3")
     restarted(script, 3, log_id="log-3b", max_offset=0)
     assert script.group.sync_state_set == (1, 2)
     assert last_reason(script) == "broker 3: suspect: its log was replaced"
@@ -457,10 +466,7 @@ def test_r17_a_replaced_log_leaves_the_set_while_a_healthy_member_lives(script):
 
 
 def test_r17_a_master_with_a_replaced_log_is_deposed(script):
-    for number in (1, 2):
-        script.register(log_id=f"log-{number}")
-    script.elect(1)
-    script.alter(1, 2)
+    in_sync(script, "log-1", "log-2")
     script.die(1)
     script.register(1, incarnation="life-1b", log_id="log-1b")
     assert script.group.master_broker_id == 0
@@ -475,10 +481,7 @@ def test_r17_suspects_alone_wait_until_every_member_came_and_the_longest_wins(sc
     2. 1 registers: 2 is not seen, so 1 stays a member, but is not elected.
     3. 2 registers, a suspect too: now the longer log wins, and the epoch is marked unclean.
     """
-    for number in (1, 2):
-        script.register(log_id=f"log-{number}")
-    script.elect(1)
-    script.alter(1, 2)
+    in_sync(script, "log-1", "log-2")
     script.die(1, 2)
     script.register(1, incarnation="life-1b", log_id="log-1b", epoch=1, max_offset=10)
     assert script.group.sync_state_set == (1, 2)
@@ -489,19 +492,6 @@ def test_r17_suspects_alone_wait_until_every_member_came_and_the_longest_wins(sc
     assert result.view.sync_state_set == {2}
     assert script.group.unclean_epoch == result.view.master_epoch
     assert not any(record.suspect for record in script.group.replicas)
-
-
-def restarted(script, broker_id, **fields):
-    """Replica `broker_id` died and registers in its second life."""
-    script.die(broker_id)
-    fields.setdefault("incarnation", f"life-{broker_id}b")
-    result = script.register(broker_id, **fields)
-    assert result.ok
-    return result
-
-
-def last_reason(script):
-    return script.state.history[-1].reason
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -524,10 +514,7 @@ def test_r17_a_restored_backup_leaves_the_set(trio, heard, end, stays):
     [("l1", "l1", True), ("l1", "l2", False), ("", "l2", True), ("l1", "", True)],
 )
 def test_r17_a_log_is_replaced_where_both_have_names_that_differ(script, before, after, stays):
-    for _ in range(2):
-        script.register(log_id=before)
-    script.elect(1)
-    script.alter(1, 2)
+    in_sync(script, before, before)
     restarted(script, 2, log_id=after)
     assert (2 in script.group.sync_state_set) == stays
 
@@ -615,10 +602,7 @@ def test_r17_another_life_does_not_lift_what_its_predecessor_said(trio):
 @pytest.mark.parametrize("said", ["", "reboot"])
 def test_r17_what_the_controllers_found_out_no_replica_takes_back(script, found, said):
     """Also if the replica gave a reason of its own as well."""
-    for number in (1, 2):
-        script.register(log_id=f"log-{number}")
-    script.elect(1)
-    script.alter(1, 2)
+    in_sync(script, "log-1", "log-2")
     script.die(1, 2)
     fields = {"log_id": "log-1", "max_offset": 100} | found
     restarted(script, 1, suspect=said, **fields)
@@ -852,33 +836,27 @@ def test_r19_r44_an_operator_who_names_an_empty_log_first_has_to_say_so(
     assert (view.master_broker_id, view.unclean_epoch) == (named, unclean_epoch)
 
 
-def test_r19_one_log_of_an_earlier_epoch_needs_the_operator(script):
-    """Wiped controllers, and the first to come may be long out of the set: others may be late."""
-    script.register(1)
-    script.register(2, epoch=7, max_offset=900)
+@pytest.mark.parametrize(
+    ("logs", "why"),
+    [
+        ({1: (-1, -1), 2: (7, 900)}, "broker 2 knows of masterEpoch 7"),
+        ({1: (6, 5_000), 2: (7, 4_000)}, "broker 1, 2 have data"),
+    ],
+    ids=["one log of an earlier epoch", "two logs"],
+)
+def test_r19_logs_with_data_and_no_election_need_the_operator(script, logs, why):
+    """Wiped controllers: the first to come may be long out of the set, and others may be late. The
+    longest log may still lack what was acknowledged."""
+    for broker_id, (epoch, end) in logs.items():
+        script.register(broker_id, epoch=epoch, max_offset=end)
     for asker in (0, 1, 2):
         script.now_ms += 10 * FIRST_ELECTION_SETTLE_MS
         refused = script.elect(asker)
         assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-        assert "broker 2 knows of masterEpoch 7" in refused.remark
+        assert why in refused.remark
+    assert script.epochs == (0, 0)
     result = script.elect(2, designate=True)
     assert (result.view.master_broker_id, result.view.master_epoch) == (2, 8)
-
-
-def test_r19_two_logs_with_data_and_no_election_need_the_operator(script):
-    """After the controllers were wiped the longest log may still lack what was acknowledged."""
-    script.register(2, epoch=6, max_offset=5_000)
-    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
-    script.register(3, epoch=7, max_offset=4_000)
-    for asker in (0, 2, 3):
-        script.now_ms += 10 * FIRST_ELECTION_SETTLE_MS
-        refused = script.elect(asker)
-        assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-        assert "broker 2, 3 have data" in refused.remark
-    assert script.epochs == (0, 0)
-    result = script.elect(3, designate=True)
-    assert (result.view.master_broker_id, result.view.master_epoch) == (3, 8)
     assert script.group.unclean_epoch == 0
 
 

@@ -62,16 +62,14 @@ class Env:
         self.new_script = new_script
         self.out = []
 
-    def do_restart(self):
-        self.script = self.new_script()
-        self.script.three_in_sync()
-        self.begin()
-        self.do_gate("open")
-
     def do_follow(self):
         self.script = self.new_script()
         self.script.three_in_sync()
         self.begin()
+
+    def do_restart(self):
+        self.do_follow()
+        self.do_gate("open")
 
     def do_follower(self):
         self.do_start()
@@ -85,9 +83,7 @@ class Env:
         self.do_gate("open")
 
     def do_start(self):
-        self.script = self.new_script()
-        self.script.three_in_sync()
-        self.begin()
+        self.do_follow()
         for broker_id in (1, 2, 3):
             self.do_hello(broker_id)
         self.do_gate("open")
@@ -316,6 +312,12 @@ def sessions():
     return made
 
 
+def passes(made, now_ms):
+    """Time up to then, in ticks."""
+    for ms in (*range(made._last_ms, now_ms, 50), now_ms):
+        made.notice_time(ms)
+
+
 def test_r8_a_leader_has_not_led_while_it_stood_still():
     made = sessions()
     made.notice_time(START_MS + 5_000)
@@ -327,9 +329,7 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
     verdicts = []
     for number, at_ms in enumerate((0, window_ms + 1_000, window_ms + 2_000), 1):
         now_ms = START_MS + at_ms
-        for ms in range(made._last_ms, now_ms, 50):
-            made.notice_time(ms)
-        made.notice_time(now_ms)
+        passes(made, now_ms)
         made.hello(ev.SessionHello(NAME, 2, "i2", number), now_ms)
         made.closed(ev.SessionEnded(NAME, 2, number), now_ms, is_registered=True)
         verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).state)
@@ -369,9 +369,7 @@ def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_
     made.gate_opened(START_MS)
     ends_ms = max(START_MS, registered_ms) + unknown_ms
     for now_ms, standing in ((ends_ms, "unknown"), (ends_ms + 1, "dead")):
-        for ms in range(made._last_ms, now_ms, 50):
-            made.notice_time(ms)
-        made.notice_time(now_ms)
+        passes(made, now_ms)
         assert made.judge(NAME, 1, "i1", registered_ms, now_ms).state == standing
 
 
