@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +103,6 @@ class LocalCluster:
         """Addresses and user of `_admin`."""
         self.hopeless: asyncio.Future[StartError] | None = None
         """Done with the reason why this start cannot succeed any more."""
-        self.on_view: Callable[[ClusterSnapshot], None] = lambda view: None
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
@@ -283,7 +282,7 @@ class LocalCluster:
     @property
     def controller(self) -> ControllerAdmin:
         """Calls to the controllers of this cluster, led to the leader."""
-        serving = filter(self.serves, self.layout.controllers)
+        serving = filter(self.serves, self.layout.name_servers)
         return self.admin.controller([node.controller_address for node in serving])
 
     @property
@@ -305,10 +304,9 @@ class LocalCluster:
             before = self.view
             if served:
                 await self._ask_only(served)
-                controllers = [node.controller_address for node in served if node.controller_id]
+                controllers = [node.controller_address for node in served]
                 self.view = await poll(self.admin, self.layout.groups, controllers, before)
             self._report_changes(before, self.view)
-            self.on_view(self.view)
             # A name server that still starts may find its port taken.
             is_starting = any(
                 node not in served and node.name not in self._gave_up

@@ -57,7 +57,7 @@ def cluster_document(
                 "grpc": node.grpc_address,
                 "pid": pids[node.name],
             }
-            for node in layout.controllers
+            for node in layout.name_servers
         ],
         "brokers": [_broker(node, pids, states) for node in layout.brokers],
     }

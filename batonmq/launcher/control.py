@@ -66,14 +66,8 @@ async def serve(folder: Path, answer: Answer) -> asyncio.Server:
 
 async def ask(folder: Path, asked: Mapping[str, str]) -> Mapping[str, str]:
     """What the `batonmq up` with this `run` folder answers. Raises OSError if none does."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with _short_name(folder) as name:
-            sock.connect(name)
-    except OSError:
-        sock.close()
-        raise
-    reader, writer = await asyncio.open_unix_connection(sock=sock)
+    with _short_name(folder) as name:
+        reader, writer = await asyncio.open_unix_connection(name)
     try:
         writer.write(json.dumps(asked).encode() + b"\n")
         async with asyncio.timeout(ANSWER_S):

@@ -94,9 +94,7 @@ class NodeFiles:
 
 @dataclass(frozen=True, slots=True)
 class NameServerNode(NodeFiles):
-    """A name server process, with its embedded controller if it has one."""
-
-    controller_id: str | None
+    """A name server process with its embedded controller."""
 
     MODULE: ClassVar[str] = "batonmq.namesrv.main"
 
@@ -107,8 +105,11 @@ class NameServerNode(NodeFiles):
     @property
     def names(self) -> tuple[str, ...]:
         """The node names in its certificate."""
-        own = f"namesrv/{self.name}"
-        return (own, f"controller/{self.controller_id}") if self.controller_id else (own,)
+        return (f"namesrv/{self.name}", f"controller/{self.controller_id}")
+
+    @property
+    def controller_id(self) -> str:
+        return f"n{self.index}"
 
     @property
     def controller_address(self) -> str:
@@ -121,7 +122,7 @@ class NameServerNode(NodeFiles):
     @property
     def ports(self) -> tuple[int, ...]:
         # Name server, and of the controller its remoting, gRPC and Raft ports.
-        return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
+        return tuple(self.port + step for step in (0, 2, 3, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,6 @@ class Layout:
     name_servers: tuple[NameServerNode, ...]
     brokers: tuple[BrokerNode, ...]
     overrides: Settings = field(default_factory=dict)
-    metrics: bool = True
-    """Whether each process shows its figures; earlier versions refuse that section."""
     secure: Stage = "disabled"
     """`accept` and `dial` only while `mqctl secure` changes the running cluster."""
 
@@ -170,10 +169,6 @@ class Layout:
     @property
     def groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(broker.group for broker in self.brokers))
-
-    @property
-    def controllers(self) -> tuple[NameServerNode, ...]:
-        return tuple(node for node in self.name_servers if node.controller_id)
 
     @property
     def name_server_addresses(self) -> str:
@@ -278,7 +273,7 @@ def plan(
     return Layout(
         data_dir,
         tuple(
-            NameServerNode(i, base_port + 100 * i, *_files(data_dir, f"namesrv-{i}"), f"n{i}")
+            NameServerNode(i, base_port + 100 * i, *_files(data_dir, f"namesrv-{i}"))
             for i in range(controllers)
         ),
         tuple(_broker(data_dir, base_port, number, group) for number, group in numbers),
@@ -395,24 +390,22 @@ def _tls_of(layout: Layout, node: Node) -> dict[str, object]:
 def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
     """The sections of one node's configuration file, the user's overrides on top."""
     if isinstance(node, NameServerNode):
+        peers = (f"{peer.controller_id}-{peer.controller_address}" for peer in layout.name_servers)
         sections: dict[str, dict[str, object]] = {
             "namesrv": {
                 "listenPort": node.port,
                 "bindAddress": node.host,
-                "enableControllerInNamesrv": node.controller_id is not None,
-            }
-        }
-        if node.controller_id is not None:
-            sections["controller"] = {
+                "enableControllerInNamesrv": True,
+            },
+            "controller": {
                 "controllerDLegerGroup": "baton",
-                "controllerDLegerPeers": ";".join(
-                    f"{peer.controller_id}-{peer.controller_address}" for peer in layout.controllers
-                ),
+                "controllerDLegerPeers": ";".join(peers),
                 "controllerDLegerSelfId": node.controller_id,
                 "controllerStorePath": str(node.data_dir / "controller"),
                 "raftPasswordFile": str(layout.raft_password_file),
                 "bindAddress": node.host,
-            }
+            },
+        }
     else:
         sections = {
             "broker": {
@@ -425,11 +418,11 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
             "store": {"storePathRootDir": str(node.data_dir), "haListenPort": node.port + 1},
             "ha": {},
             "replicas": {
-                "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
+                "controllerAddr": ";".join(peer.controller_address for peer in layout.name_servers)
             },
         }
     metrics = layout.overrides.get("metrics", {})
-    if layout.metrics and metrics.get("metricsExporterType") != "DISABLE":
+    if metrics.get("metricsExporterType") != "DISABLE":
         sections["metrics"] = {
             "metricsExporterType": "PROM",
             "metricsPromExporterHost": node.host,

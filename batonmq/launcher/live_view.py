@@ -116,7 +116,7 @@ class LiveView:
             pid = self._cluster.children.by_name[node.name].pid
             table.add_row(
                 node.address,
-                f"{node.controller_id} {node.controller_address}" if node.controller_id else "-",
+                f"{node.controller_id} {node.controller_address}",
                 str(pid) if pid else "[red]dead[/]",
             )
         return table

@@ -261,7 +261,7 @@ def write_configs(layout: Layout) -> None:
     for node in layout.nodes:
         node.python_file.unlink(missing_ok=True)  # a new start is of this installation
         write_config(layout, node)
-    if layout.controllers and not layout.raft_password_file.exists():
+    if not layout.raft_password_file.exists():
         make_password(layout.raft_password_file)
     # For a start without --config: no store opens with segments of another size.
     _keep(layout.data_dir / _LAST_SETTINGS, layout.overrides)

@@ -20,6 +20,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Final, Self
@@ -76,6 +77,14 @@ class _Users(msgspec.Struct):
     users: dict[str, msgspec.Raw] = {}
 
 
+def _read(path: Path) -> bytes:
+    """b"" if there is none."""
+    try:
+        return disk.read_bytes(path)
+    except FileNotFoundError:
+        return b""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a backup holds. `end`: the cut (exclusive), the end of a record. `lineage`: of the
     history that was copied, "" if it has none (R47). `epochs`: (epoch, start)."""
@@ -126,11 +135,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none. Raises BackupError for one that cannot be used, OSError."""
-    try:
-        data = disk.read_bytes(folder / MANIFEST)
-    except FileNotFoundError:
-        return None
-    return Manifest.decode(data, str(folder / MANIFEST))
+    path = folder / MANIFEST
+    return Manifest.decode(disk.read_bytes(path), str(path)) if path.exists() else None
 
 
 # Reading a store.
@@ -148,7 +154,7 @@ class StoreSource:
             raise BackupError(f"{root}: no commit log is there (commitlog/ with its files)")
         self.segment_size = files[0].stat().st_size
         # Before the cut is asked for: an offset that is read later may lie above it.
-        self._offsets = {name: self._table(name) for name in _OFFSETS}
+        self._offsets = {name: _read(root / "config" / name) for name in _OFFSETS}
 
     def _files(self) -> list[Path]:
         # The newest one may have been made by name only.
@@ -168,24 +174,15 @@ class StoreSource:
 
     @property
     def lineage(self) -> str:
-        try:
-            return disk.read_bytes(self._log / ".baton" / "lineage").decode("ascii", "replace")
-        except FileNotFoundError:
-            return ""
+        return _read(self._log / ".baton" / "lineage").decode("ascii", "replace")
 
     def epochs(self, end: int) -> list[tuple[int, int]]:
         """Those that begin below `end`. Raises BackupError for a list that cannot be read."""
         path = self.root / EPOCHS
-        try:
-            data = disk.read_bytes(path)
-        except FileNotFoundError:
+        if not path.exists():
             return []
         try:
-            redo = disk.read_bytes(path.with_name(path.name + REDO_SUFFIX))
-        except FileNotFoundError:
-            redo = b""
-        try:
-            every = every_entry(data, redo)
+            every = every_entry(_read(path), _read(path.with_name(path.name + REDO_SUFFIX)))
         except ValueError as error:
             raise BackupError(f"{path}: {error}") from error
         return [(e.epoch, e.start_offset) for e in every if e.start_offset < end]
@@ -195,14 +192,8 @@ class StoreSource:
         found = dict(self._offsets)
         for path in sorted((self.root / "config").glob("*.json")):
             if path.name not in found and path.name not in _NOT_COPIED:
-                found[path.name] = self._table(path.name)
+                found[path.name] = _read(path)
         return {name: data for name, data in found.items() if data and _TABLE.fullmatch(name)}
-
-    def _table(self, name: str) -> bytes:
-        try:
-            return disk.read_bytes(self.root / "config" / name)
-        except FileNotFoundError:
-            return b""
 
     def checked_end(self, done: Done) -> int:
         """Of a stopped store: the end of its last whole record. Raises BackupError for damage."""
@@ -450,7 +441,7 @@ def restore(folder: Path, root: Path, done: Done) -> Manifest:
     appears whole or not at all. Raises BackupError, OSError."""
     # Before anything is written: half a restore over hours would end with the same error.
     manifest = check_backup(folder, lambda _: None)
-    with _Restoring(root) as new:
+    with _restoring(root) as new:
         copied = 0
         for segment in manifest.segments:
             _extend(
@@ -468,7 +459,7 @@ def restore(folder: Path, root: Path, done: Done) -> Manifest:
 
 def restore_from_stream(stream: IO[bytes], root: Path, done: Done) -> Manifest:
     """As `restore`, of a tar stream. Raises BackupError, OSError."""
-    with _Restoring(root) as new:
+    with _restoring(root) as new:
         try:
             manifest = _unpack(stream, new, done)
         except tarfile.TarError as error:
@@ -498,34 +489,29 @@ def _unpack(stream: IO[bytes], new: Path, done: Done) -> Manifest:
     raise BackupError(f"the stream has no {MANIFEST}: it ended early")
 
 
-class _Restoring:
-    """A folder beside `root` that becomes it; removed if anything fails."""
-
-    def __init__(self, root: Path) -> None:
-        """Raises BackupError if something is there already."""
-        root = root.absolute()
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise BackupError(
-                f"{root} is not empty: move it aside (`batonmq moveAside {root}`), nothing is"
-                " overwritten"
-            )
-        self._root = root
-        self._new = root.with_name(root.name + RESTORING_SUFFIX)
-
-    def __enter__(self) -> Path:
-        if self._new.exists():
-            shutil.rmtree(self._new)  # of a restore that was interrupted
-        (self._new / LOG).mkdir(parents=True)
-        return self._new
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self._new, ignore_errors=True)
-            return
-        if self._root.exists():
-            self._root.rmdir()
-        disk.replace(self._new, self._root)
-        sync_directory(self._root.parent)
+@contextmanager
+def _restoring(root: Path) -> Iterator[Path]:
+    """A folder beside `root` that becomes it; removed if anything fails. Raises BackupError if
+    something is there already."""
+    root = root.absolute()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BackupError(
+            f"{root} is not empty: move it aside (`batonmq moveAside {root}`), nothing is"
+            " overwritten"
+        )
+    new = root.with_name(root.name + RESTORING_SUFFIX)
+    if new.exists():
+        shutil.rmtree(new)  # of a restore that was interrupted
+    (new / LOG).mkdir(parents=True)
+    try:
+        yield new
+        if root.exists():
+            root.rmdir()
+        disk.replace(new, root)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sync_directory(root.parent)
 
 
 def users_in(manifest: Manifest) -> list[str]:

@@ -1,6 +1,9 @@
 """How a rolling restart restarts one process: the supervisor of `batonmq up`, systemd, compose.
 
-Commands are run without a shell: a template is split into words first, then names are put in.
+`how` names the way; another text is another roll. `describe` says what `restart` would do, which
+returns when the old process has ended and a new one was started. `undo` comes if that one is not
+well: it goes back to its former version, where this side decides that. All raise Doubt. Commands
+are run without a shell: a template is split into words first, then names are put in.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from batonmq.launcher.layout import PYTHON_SUFFIX
 from batonmq.mqctl.roll import Doubt, RollNode
@@ -23,22 +26,6 @@ POLL_S: Final = 0.05
 OUTPUT_SHOWN: Final = 400
 SYSTEMD: Final = "systemctl restart batonmq@{kind}"
 SYSTEMD_BY_SSH: Final = f"ssh {{host}} {SYSTEMD}"
-
-
-class Backend(Protocol):
-    @property
-    def how(self) -> str:
-        """Names it; another text is another roll."""
-
-    def describe(self, node: RollNode) -> str:
-        """What `restart` would do. Raises Doubt."""
-
-    async def restart(self, node: RollNode) -> None:
-        """Returns when the old process has ended and a new one was started. Raises Doubt."""
-
-    def undo(self, node: RollNode) -> None:
-        """The process is not well after `restart`: it goes back to its former version, where this
-        side decides that."""
 
 
 class UpBackend:
@@ -136,6 +123,9 @@ class CommandBackend:
 
     def undo(self, node: RollNode) -> None:
         """Without effect: which version starts is decided on its host."""
+
+
+Backend = UpBackend | CommandBackend
 
 
 async def run(argv: list[str], within_s: float) -> bytes:

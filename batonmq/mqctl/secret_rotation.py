@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from batonmq.runtime.secret_file import (
     read_passwords,
     read_private,
 )
+from batonmq.runtime.tls import TlsState
 
 KEYS: Final = {"auth": CREDENTIALS_FILE, "controller": "raftPasswordFile"}
 """Section of a server's file -> its key for a file of secrets."""
@@ -61,79 +62,85 @@ def _step_of(secrets: Secrets) -> str:
     return "next" if secrets.next else "former" if secrets.former else "done"
 
 
-@dataclass(slots=True)
-class SecretRotation:
+async def rotate_secrets(
+    context: CommandContext, file: Path | None, step: str, within_s: float
+) -> None:
     """One step of `file`, the next one where `step` is ""; without `file` all steps of all files of
-    the local cluster, whose processes say what they have taken."""
+    the local cluster, whose processes say what they have taken. Raises CommandFailed."""
+    steps: list[dict[str, str]] = []
 
-    context: CommandContext
-    file: Path | None
-    step: str
-    within_s: float
-    steps: list[dict[str, str]] = field(default_factory=list)
+    def take_step(path: Path) -> str:
+        taken = advance(path, step)
+        steps.append({"file": str(path), "step": taken})
+        context.out.say(f"{path}: {DONE[taken]}", GOOD)
+        return taken
 
-    async def run(self) -> None:
-        """Raises CommandFailed."""
-        with disk_failures("secrets"):
-            if self.file is not None:
-                self._advance(self.file)
-            else:
-                for path, key in sorted(self._local_files().items()):
-                    await self._wait_taken(path, key)  # of a run that was interrupted
-                    while True:
-                        step = self._advance(path)
-                        await self._wait_taken(path, key)
-                        if step == "done":
-                            break
-        if self.context.out.as_json:
-            self.context.out.document(self.steps)
+    with disk_failures("secrets"):
+        if file is not None:
+            more = "" if take_step(file) == "done" else ", then the same command"
+            context.out.say(f"  next: copy it to every server{more}")
+        else:
+            for path, key in sorted(_local_files(context).items()):
+                await _wait_file_taken(context, path, key, within_s)  # of an interrupted run
+                while take_step(path) != "done":
+                    await _wait_file_taken(context, path, key, within_s)
+                await _wait_file_taken(context, path, key, within_s)
+    context.out.wrote_json(steps)
 
-    def _advance(self, path: Path) -> str:
-        step = advance(path, self.step)
-        self.steps.append({"file": str(path), "step": step})
-        if not self.context.out.as_json:
-            self.context.out.line(f"{path}: {DONE[step]}", style=GOOD)
-            if self.file is not None:
-                more = ", then the same command" * (step != "done")
-                self.context.out.line(f"  next: copy it to every server{more}")
-        return step
 
-    def _local_files(self) -> dict[Path, str]:
-        """The files that the processes of the local cluster name, each with its key."""
-        import yaml  # of the extra `server`, which a host with a local cluster has
+def _local_files(context: CommandContext) -> dict[Path, str]:
+    """The files that the processes of the local cluster name, each with its key."""
+    import yaml  # of the extra `server`, which a host with a local cluster has
 
-        local = self.context.target.local
-        if local is None or self.context.target.by_hint:
-            raise click.UsageError("which file? give FILE")
-        found: dict[Path, str] = {}
-        for config in sorted((data_of(local.path) / "conf").glob("*.yaml")):
-            try:
-                sections = yaml.safe_load(config.read_text()) or {}
-            except (yaml.YAMLError, UnicodeDecodeError):
-                raise CommandFailed(f"{config}: is not YAML: which secrets?") from None
-            for section, key in KEYS.items():
-                if name := (sections.get(section) or {}).get(key):
-                    found[Path(name).expanduser()] = key
-        if not found:
-            raise CommandFailed("no process of this cluster has a file of secrets")
-        return found
+    local = context.target.local
+    if local is None or context.target.by_hint:
+        raise click.UsageError("which file? give FILE")
+    found: dict[Path, str] = {}
+    for config in sorted((data_of(local.path) / "conf").glob("*.yaml")):
+        try:
+            sections = yaml.safe_load(config.read_text()) or {}
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise CommandFailed(f"{config}: is not YAML: which secrets?") from None
+        for section, key in KEYS.items():
+            if name := (sections.get(section) or {}).get(key):
+                found[Path(name).expanduser()] = key
+    if not found:
+        raise CommandFailed("no process of this cluster has a file of secrets")
+    return found
 
-    async def _wait_taken(self, path: Path, key: str) -> None:
-        """Raises CommandFailed if a process has not taken the file in time: after the next step its
-        requests would be refused."""
-        local = self.context.target.local
-        assert local is not None
-        # Controllers are in the name servers; brokers know no password of Raft.
-        brokers = [address for _, address in local.brokers] if key == CREDENTIALS_FILE else []
-        written_ms = changed_ms([str(path)])
 
-        async def lacking() -> str:
-            async with self.context.admin() as admin:
-                for address in (*local.name_servers, *brokers):
-                    state = await admin.cluster.tls(address)
-                    if state.taken.get(key) != written_ms:
-                        return f"{address} has not taken {path} {state.refusal}".rstrip()
-            return ""
+async def _wait_file_taken(context: CommandContext, path: Path, key: str, within_s: float) -> None:
+    local = context.target.local
+    assert local is not None
+    # Controllers are in the name servers; brokers know no password of Raft.
+    brokers = [address for _, address in local.brokers] if key == CREDENTIALS_FILE else []
+    written_ms = changed_ms([str(path)])
+    await wait_taken(
+        context,
+        [*local.name_servers, *brokers],
+        lambda state: state.taken.get(key) == written_ms,
+        str(path),
+        within_s,
+    )
 
-        if lacks := await still_lacking(lacking, self.within_s, "waiting"):
-            raise CommandFailed(f"{lacks}; then the same command continues")
+
+async def wait_taken(
+    context: CommandContext,
+    addresses: Sequence[str],
+    has_taken: Callable[[TlsState], bool],
+    what: str,
+    within_s: float,
+) -> None:
+    """Raises CommandFailed if a process has not taken the files in time: after the next step its
+    requests would be refused."""
+
+    async def lacking() -> str:
+        for address in addresses:
+            async with context.admin() as admin:  # it dials with the files as they are
+                state = await admin.cluster.tls(address)
+            if not has_taken(state):
+                return f"{address} has not taken {what} {state.refusal}".rstrip()
+        return ""
+
+    if lacks := await still_lacking(lacking, within_s, "waiting"):
+        raise CommandFailed(f"{lacks}; then the same command continues")

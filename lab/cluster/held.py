@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,9 @@ USERS: Final[Sections] = {
         "innerClientAuthenticationCredentials": '{"accessKey":"node","secretKey":"of the nodes"}',
     }
 }
+
+NO_METRICS: Final[Sections] = {"metrics": {"metricsExporterType": "DISABLE"}}
+"""A process may run an earlier version, which refuses that section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,10 @@ class HeldCluster(Cluster):
             replicas=REPLICAS,
             # On the loopback others may have the usual ports.
             base_port=DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS),
-            overrides=merged(SMALL_STORE, USERS if secure else None, overrides),
+            overrides=merged(SMALL_STORE, USERS if secure else None, overrides, NO_METRICS),
             secure="enforcing" if secure else "disabled",
         )
-        # Without metrics: a process may run an earlier version.
-        self.layout: Layout = replace(placed(layout, network), metrics=False)
+        self.layout: Layout = placed(layout, network)
         self.controller_processes = [NodeProcess(node) for node in self.layout.name_servers]
         self.brokers = [NodeProcess(node) for node in self.layout.brokers]
         self.contradictions: list[str] = []

@@ -98,7 +98,7 @@ LIVE = [
 @pytest.mark.parametrize("name", LIVE)
 def test_an_incident_of_a_running_cluster_is_named_first(name: str, live: LiveVerdict) -> None:
     """Also by addresses alone, as for a cluster on other hosts: there a killed node is away."""
-    addresses = ";".join(node.controller_address for node in live.cluster.layout.controllers)
+    addresses = ";".join(node.controller_address for node in live.cluster.layout.name_servers)
     where = ("-n", live.cluster.name_servers, "-a", addresses)
 
     def is_away(role: str) -> bool:

@@ -18,7 +18,7 @@ from batonmq.mqctl import backup as backups
 from batonmq.mqctl.backup import Manifest, StoreSource, back_up, back_up_to_stream, check_log
 from batonmq.mqctl.commands.election import elect
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
-from batonmq.mqctl.output import GOOD, WaitLine, note, when
+from batonmq.mqctl.output import GOOD, WaitLine, note, still_lacking, when
 from batonmq.mqctl.params import FOLDER, PLACE, SECONDS, command, option
 from batonmq.protocol.bodies import BrokerReplicasInfo
 from batonmq.protocol.codes import MASTER_ID
@@ -232,28 +232,29 @@ async def restore(
 
 async def _elect_restored(context: CommandContext, store: Path, within_s: float) -> None:
     """Waits until the broker on that store has its id, and elects it. Raises CommandFailed."""
-    deadline_ms, lacks = boot_ms() + int(1000 * within_s), f"no broker has started on {store}"
     taken_ms = 0
-    with WaitLine(f"waiting for the broker on {store} ...") as progress:
-        while boot_ms() < deadline_ms:
-            if (who := _identity(store)) is not None:
-                progress.say(f"electing broker {who[2]} of {who[1]} ...")
-                context.forget_target()  # a cluster that starts names itself late
-                try:
-                    async with context.controller() as (admin, controller):
-                        found = await controller.sync_state_data([who[1]])
-                        taken = _taken(found, who)
-                        if not taken:
-                            await elect(context, admin, controller, who)
-                            return
-                        taken_ms = taken_ms or boot_ms()
-                        # Controllers that have just started count all they recorded as alive.
-                        if boot_ms() - taken_ms > SURE_MS:
-                            raise CommandFailed(taken)
-                except (BatonError, click.UsageError) as error:
-                    lacks = " ".join(str(error).split())  # it may not be heard yet
-            await asyncio.sleep(POLL_S)
-    raise CommandFailed(f"not elected within {within_s:g} s: {lacks}")
+
+    async def lacks() -> str:
+        nonlocal taken_ms
+        who = _identity(store)
+        if who is None:
+            return f"no broker has started on {store}"
+        context.forget_target()  # a cluster that starts names itself late
+        try:
+            async with context.controller() as (admin, controller):
+                taken = _taken(await controller.sync_state_data([who[1]]), who)
+                if not taken:
+                    await elect(context, admin, controller, who)
+        except click.UsageError as error:  # it may not be heard yet
+            return str(error)
+        taken_ms = taken_ms or boot_ms()
+        # Controllers that have just started count all they recorded as alive.
+        if taken and boot_ms() - taken_ms > SURE_MS:
+            raise CommandFailed(taken)
+        return taken
+
+    if found := await still_lacking(lacks, within_s, f"waiting for the broker on {store}", POLL_S):
+        raise CommandFailed(f"not elected within {within_s:g} s: {' '.join(found.split())}")
 
 
 def _identity(store: Path) -> tuple[str, str, int] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ async def import_metadata(
     refused: texts."""
     brokers = _read(file)
     refused: list[str] = []
-    done = dict.fromkeys((*_HELD, "users"), 0)
+    done: Counter[str] = Counter()
     secrets: dict[str, str] = {}
     async with context.admin() as admin:
         await check_masters(context, admin)
@@ -144,12 +145,14 @@ async def import_metadata(
                 await writer.write(wanted, with_settings=with_settings)
             if with_users and not dry_run:
                 await writer.write_users(wanted, secrets)
-    if context.out.as_json:
-        context.out.document({**done, "newSecrets": secrets, "refused": refused, "dryRun": dry_run})
+    counts = {part: done[part] for part in (*_HELD, "users")}
+    outcome = {"newSecrets": secrets, "refused": refused, "dryRun": dry_run}
+    if context.out.wrote_json({**counts, **outcome}):
+        pass
     elif dry_run:
         context.out.line(f"would import {what}; nothing was changed")
     else:
-        parts = (counted(n, part.removesuffix("s")) for part, n in done.items())
+        parts = (counted(n, part.removesuffix("s")) for part, n in counts.items())
         context.out.line(f"imported {', '.join(parts)}")
         for name, secret in secrets.items():
             context.out.line(f"secret of {name}, shown only now: {secret}")
@@ -176,7 +179,7 @@ class _GroupWriter:
 
     admin: Admin
     address: str
-    done: dict[str, int]
+    done: Counter[str]
     refused: list[str]
 
     async def write(self, wanted: dict[str, Any], *, with_settings: bool) -> None:
@@ -194,7 +197,11 @@ class _GroupWriter:
         for key, queues in wanted["offsets"].items():
             topic_name, _, group_name = key.partition("@")
             for queue_id, offset in queues.items():
-                await self._commit(topic_name, group_name, int(queue_id), int(offset))
+                where = f"offset {offset} of {group_name} in {topic_name}:{queue_id}"
+                work = admin.consumer_groups.commit(
+                    address, group_name, topic_name, int(queue_id), int(offset)
+                )
+                await self._try("offsets", where, work)
         if with_settings:
             await self._change_settings(wanted["settings"])
 
@@ -206,36 +213,25 @@ class _GroupWriter:
         users = self.admin.users
         there = {user.username for user in await users.users(self.address)}
         rights = {acl.subject: acl for acl in await users.acls(self.address)}
+        acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
+        given = {acl.subject: acl for acl in acls}
         for name, of in wanted.get("users", {}).items():
+            subject = f"User:{name}"
+            acl = given.get(subject)
             if name in there:
+                # The file may be older: a right that was taken away since must not come back.
+                if _entries(acl) != _entries(rights.get(subject)):
+                    self.refused.append(f"{subject} has other rights: they stay as they are")
                 continue
             info = UserInfo(username=name, user_type=of["userType"], user_status=of["userStatus"])
             info.password = secrets.get(name) or token_urlsafe(24)
-            try:
-                await users.create_at(self.address, info)
-            except ResponseError as error:
-                self.refused.append(f"user {name}: {error}")
-            else:
+            if await self._try("users", f"user {name}", users.create_at(self.address, info)):
                 # Only now: a user that was refused has no secret to show.
                 secrets[name] = info.password
-                self.done["users"] += 1
-        acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
-        # Users without rights have no entry in the list.
-        listed = {acl.subject for acl in acls}
-        named = [f"User:{name}" for name in wanted.get("users", {})]
-        acls += [AclInfo(subject=subject) for subject in named if subject not in listed]
-        for acl in acls:
-            if (acl.subject or "").partition(":")[2] in there:
-                # The file may be older: a right that was taken away since must not come back.
-                if _entries(acl) != _entries(rights.get(acl.subject)):
-                    self.refused.append(f"{acl.subject} has other rights: they stay as they are")
-                continue
-            if not acl.policies:
-                continue
-            try:
-                await users.put_acl_at(self.address, acl)
-            except ResponseError as error:
-                self.refused.append(f"rights of {acl.subject}: {error}")
+            if acl is not None and acl.policies:
+                await self._try(
+                    "rights", f"rights of {subject}", users.put_acl_at(self.address, acl)
+                )
 
     async def _make_groups_of(self, offsets: Iterable[str]) -> None:
         """Those that have offsets and no settings: brokers refuse offsets of unknown groups."""
@@ -243,20 +239,19 @@ class _GroupWriter:
         known = (await groups.settings(self.address)).subscription_group_table
         named = {key.partition("@")[2] for key in offsets}
         for name in sorted(named - known.keys() - set(SYSTEM_GROUPS)):
-            try:
-                await groups.update(SubscriptionGroupConfig(group_name=name), broker=self.address)
-            except ResponseError as error:
-                self.refused.append(f"group {name}: {error}")
-            else:
-                self.done["groups"] += 1
+            config = SubscriptionGroupConfig(group_name=name)
+            work = groups.update(config, broker=self.address)
+            await self._try("groups", f"group {name}", work)
 
-    async def _commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+    async def _try(self, part: str, what: str, work: Awaitable[object]) -> bool:
+        """Does and counts it, or notes why the broker refused."""
         try:
-            await self.admin.consumer_groups.commit(self.address, group, topic, queue_id, offset)
+            await work
         except ResponseError as error:
-            self.refused.append(f"offset {offset} of {group} in {topic}:{queue_id}: {error}")
-        else:
-            self.done["offsets"] += 1
+            self.refused.append(f"{what}: {error}")
+            return False
+        self.done[part] += 1
+        return True
 
     async def _change_settings(self, wanted: dict[str, str]) -> None:
         now = await self.admin.brokers.config(self.address)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from batonmq.mqctl import roll_backends
 from batonmq.mqctl.commands.election import move_away
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.health import Findings, poll
-from batonmq.mqctl.output import BAD, GOOD, still_lacking
+from batonmq.mqctl.output import BAD, GOOD, Output, still_lacking
 from batonmq.mqctl.params import FILE, NEW_FILE, SECONDS, command, exclusive, option
 from batonmq.mqctl.roll import (
     Doubt,
@@ -88,33 +88,59 @@ async def roll(
     JSON: rolled, skipped (done before), left (names), doubt, nextStep ("" if there is none); with
     --dry-run order (name, how) as well."""
     exclusive(("--by", by), ("--restartWith", restart_with))
-    async with context.controller() as (admin, controller):
-        work = RollWork(context, admin, controller, within_s)
-        try:
-            backend = await _backend(context, by, python, ssh, restart_with, compose, within_s)
-            await work.load_nodes(embedded=not controllers_apart)
-            if dry_run:
-                await work.show_order(backend)
-            else:
-                path = state or state_file(context)
-                with alone(path):
-                    await work.roll(backend, path)
-        except Doubt as doubt:
-            work.stopped(doubt)
-        work.show()
+    async with _shown(context, within_s) as work:
+        backend = await _backend(context, by, python, ssh, restart_with, compose, within_s)
+        await work.load_nodes(embedded=not controllers_apart)
+        if dry_run:
+            await work.show_order(backend)
+        else:
+            path = state or state_file(context)
+            with alone(path):
+                await work.roll(backend, path)
 
 
 async def restart_one(context: CommandContext, address: str, within_s: float) -> None:
     """Restarts one process of a cluster of `batonmq up` as `roll` does, and shows the same."""
+    async with _shown(context, within_s) as work:
+        backend = up_backend(context, within_s)
+        await work.load_nodes(embedded=True)
+        await work.restart_one(address, backend)
+
+
+@asynccontextmanager
+async def _shown(context: CommandContext, within_s: float) -> AsyncIterator[RollWork]:
+    """What was done is shown at the end, and at a doubt."""
     async with context.controller() as (admin, controller):
         work = RollWork(context, admin, controller, within_s)
         try:
-            backend = up_backend(context, within_s)
-            await work.load_nodes(embedded=True)
-            await work.restart_one(address, backend)
+            yield work
         except Doubt as doubt:
-            work.stopped(doubt)
+            work.doubt = doubt
+            context.exit_code = STOPPED
         work.show()
+
+
+@asynccontextmanager
+async def rolling(context: CommandContext, within_s: float) -> AsyncIterator[RollWork]:
+    """Of a cluster of `batonmq up`. Raises Doubt."""
+    async with context.controller() as (admin, controller):
+        work = RollWork(context, admin, controller, within_s)
+        await work.load_nodes(embedded=True)
+        yield work
+
+
+def doubt_document(doubt: Doubt | None) -> dict[str, str]:
+    if doubt is None:
+        return {"doubt": "", "nextStep": ""}
+    return {"doubt": str(doubt), "nextStep": doubt.next_step}
+
+
+def show_doubt(out: Output, doubt: Doubt, then: str) -> None:
+    """`then`: what comes after the next step."""
+    out.line(f"stopped: {doubt}", style=BAD)
+    out.line(f"  next: {doubt.next_step}")
+    if then:
+        out.line(f"  {then}")
 
 
 async def _backend(
@@ -189,12 +215,7 @@ class RollWork:
     rolled: list[str] = field(default_factory=list)
     _skipped: list[str] = field(default_factory=list)
     _order: list[dict[str, str]] | None = None
-    _doubt: str = ""
-    _next_step: str = ""
-
-    def stopped(self, doubt: Doubt) -> None:
-        self._doubt, self._next_step = str(doubt), doubt.next_step
-        self.context.exit_code = STOPPED
+    doubt: Doubt | None = None
 
     async def load_nodes(self, *, embedded: bool) -> None:
         """Raises Doubt."""
@@ -321,23 +342,15 @@ class RollWork:
         done = {*self.rolled, *self._skipped}
         left = [node.name for node in self.nodes if node.name not in done]
         out = self.context.out
-        if out.as_json:
-            document: dict[str, object] = {
-                "rolled": self.rolled,
-                "skipped": self._skipped,
-                "left": left,
-                "doubt": self._doubt,
-                "nextStep": self._next_step,
-            }
-            out.document(document if self._order is None else document | {"order": self._order})
+        done_and_left = {"rolled": self.rolled, "skipped": self._skipped, "left": left}
+        order = {} if self._order is None else {"order": self._order}
+        if out.wrote_json({**done_and_left, **doubt_document(self.doubt), **order}):
             return
         for number, step in enumerate(self._order or (), 1):
             out.line(f"{number}. {step['name']}: {step['how']}")
-        if self._doubt:
-            out.line(f"stopped: {self._doubt}", style=BAD)
-            out.line(f"  next: {self._next_step}")
-            if self._order is None:
-                out.line("  then the same command continues with what is left")
+        if self.doubt is not None:
+            then = "then the same command continues with what is left"
+            show_doubt(out, self.doubt, then if self._order is None else "")
         elif self._order is None:
             text = f"{counted(len(self.rolled), 'process')} restarted"
             if self._skipped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +14,23 @@ import click
 from batonmq.client.admin.admin import Admin
 from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.launcher.layout import Stage
-from batonmq.mqctl.commands.roll import STOPPED, RollWork, alone, state_file, up_backend
+from batonmq.mqctl.commands.roll import (
+    STOPPED,
+    RollWork,
+    alone,
+    doubt_document,
+    rolling,
+    show_doubt,
+    state_file,
+    up_backend,
+)
 from batonmq.mqctl.commands.up import ask_supervisor
 from batonmq.mqctl.context import CommandContext, CommandFailed, ask_all, disk_failures
-from batonmq.mqctl.output import BAD, GOOD, still_lacking, when
+from batonmq.mqctl.output import GOOD, still_lacking, when
 from batonmq.mqctl.params import PLACE, SECONDS, command, option
 from batonmq.mqctl.roll import Doubt
 from batonmq.mqctl.routes import brokers_of
-from batonmq.mqctl.secret_rotation import SecretRotation
+from batonmq.mqctl.secret_rotation import rotate_secrets, wait_taken
 from batonmq.mqctl.target import Target, data_of
 from batonmq.mqctl.tls_probe import Port, PortState, probe
 from batonmq.mqctl.tls_steps import WHAT, Step, refused, stages_of, steps
@@ -110,9 +119,9 @@ async def secure(
             context, "disabled" if action == "disable" else mode, within_s, force
         ).run()
     elif action == "rotate" and secrets:
-        await SecretRotation(context, folder, step or "", within_s).run()
+        await rotate_secrets(context, folder, step or "", within_s)
     elif action == "rotate" and authority:
-        await _Rotation(context, folder, days, within_s).run()
+        await _rotate_authority(context, folder, days, within_s)
     else:
         where = folder or _folder_of(context.target, action)
         _show(context, _make(action, where, _nodes(nodes), cluster, days))
@@ -136,73 +145,65 @@ def _folder_of(target: Target, action: str) -> Path:
     return data_of(target.local.path) / "conf" / "tls"
 
 
-class _Rotation:
+AUTHORITY_STEPS: Final = {
+    "trusted": (
+        "servers trust a second authority; it issues nothing yet",
+        "give ca.pem to all clients, then the same command",
+    ),
+    "renewed": (
+        "all certificates are of the new authority",
+        "the same command drops the old authority",
+    ),
+    "dropped": (
+        "only the new authority is trusted",
+        "give ca.pem to all clients; they trust both until then",
+    ),
+}
+"""Step of a rotation -> what is so after it, and what to do next."""
+
+
+async def _rotate_authority(
+    context: CommandContext, folder: Path | None, days: int, within_s: float
+) -> None:
     """One step to another authority. Without `folder` that of the local cluster, whose processes
-    are asked."""
+    are asked. Raises CommandFailed."""
+    where = folder or _folder_of(context.target, "rotate")
+    authority = _authority(where)
+    local = context.target.local
 
-    def __init__(
-        self, context: CommandContext, folder: Path | None, days: int, within_s: float
-    ) -> None:
-        self._context = context
-        self._folder = folder or _folder_of(context.target, "rotate")
-        self._days = days
-        self._within_s = within_s
-        self._served = folder is None
+    async def await_processes() -> None:
+        if folder is None and local is not None:
+            addresses = [*local.name_servers, *(address for _, address in local.brokers)]
+            await wait_taken(context, addresses, _has_taken(where), "the files", within_s)
 
-    async def run(self) -> None:
-        """Raises CommandFailed."""
-        authority = _authority(self._folder)
-        with _failures(self._folder):
-            state = authority.rotation()
-        # Of an earlier run, which may have been interrupted before it had waited.
-        if state in ("trusted", "renewed"):
-            await self._wait_taken()  # else the next step would cut off who has not
-        with _failures(self._folder):
-            if state == "none":
-                authority.trust_next()
-                step, next_step = "trusted", "give ca.pem to all clients, then the same command"
-            elif state == "renewed":
-                authority.drop_former()
-                step = "dropped"
-                next_step = "give ca.pem to all clients; they trust both until then"
-            else:
-                authority.issue_by_next(self._days)
-                step, next_step = "renewed", "the same command drops the old authority"
-        await self._wait_taken()
-        if self._context.out.wrote_json({"step": step, "nextStep": next_step}):
-            return
-        done = {
-            "trusted": "servers trust a second authority; it issues nothing yet",
-            "renewed": "all certificates are of the new authority",
-            "dropped": "only the new authority is trusted",
-        }
-        self._context.out.line(done[step], style=GOOD)
-        self._context.out.line(f"  next: {next_step}")
+    with _failures(where):
+        state = authority.rotation()
+    # Of an earlier run, which may have been interrupted before it had waited.
+    if state in ("trusted", "renewed"):
+        await await_processes()  # else the next step would cut off who has not
+    with _failures(where):
+        if state == "none":
+            step = "trusted"
+            authority.trust_next()
+        elif state == "renewed":
+            step = "dropped"
+            authority.drop_former()
+        else:
+            step = "renewed"
+            authority.issue_by_next(days)
+    await await_processes()
+    done, next_step = AUTHORITY_STEPS[step]
+    if not context.out.wrote_json({"step": step, "nextStep": next_step}):
+        context.out.line(done, style=GOOD)
+        context.out.line(f"  next: {next_step}")
 
-    async def _wait_taken(self) -> None:
-        """Raises CommandFailed if a process of the local cluster has not taken the files in
-        time."""
-        local = self._context.target.local
-        if not self._served or local is None:
-            return
-        trusted = fingerprints(read_pem(str(self._folder / "ca.pem")))
-        issued = {
-            fingerprints(read_pem(str(path)))[0]
-            for path in self._folder.glob("*.pem")
-            if path.name != "ca.pem"
-        }
-        addresses = [*local.name_servers, *(address for _, address in local.brokers)]
 
-        async def lacking() -> str:
-            for address in addresses:
-                async with self._context.admin() as admin:  # it dials with the files as they are
-                    state = await admin.cluster.tls(address)
-                if state.trusted != trusted or state.certificate not in issued:
-                    return f"{address} has not taken the files {state.refusal}".rstrip()
-            return ""
-
-        if lacks := await still_lacking(lacking, self._within_s, "waiting"):
-            raise CommandFailed(f"{lacks}; then the same command continues")
+def _has_taken(folder: Path) -> Callable[[TlsState], bool]:
+    """Whether a process has the trust and a certificate of that folder as they are now."""
+    trusted = fingerprints(read_pem(str(folder / "ca.pem")))
+    files = (path for path in folder.glob("*.pem") if path.name != "ca.pem")
+    issued = {fingerprints(read_pem(str(path)))[0] for path in files}
+    return lambda state: state.trusted == trusted and state.certificate in issued
 
 
 def _authority(folder: Path) -> Authority:
@@ -288,36 +289,40 @@ class _ModeChange:
     async def run(self) -> None:
         """Raises CommandFailed."""
         self.context.local_cluster()
-        doubt = next_step = ""
+        doubt = None
         with alone(state_file(self.context)):
             try:
                 while await self._one_step():
                     pass
             except Doubt as stopped:
-                doubt, next_step = str(stopped), stopped.next_step
+                doubt = stopped
                 self.context.exit_code = STOPPED
-        self._show(doubt, next_step)
+        out = self.context.out
+        stages = [{"stage": stage, "restarted": names} for stage, names in self.done]
+        if out.wrote_json({"stages": stages, **doubt_document(doubt)}):
+            return
+        if doubt is not None:
+            show_doubt(out, doubt, "then the same command continues")
+        else:
+            out.line(f"TLS is {self.target}", style=GOOD)
 
     async def _one_step(self) -> bool:
         """False: nothing was left to do. Raises Doubt."""
-        async with self.context.controller() as (admin, controller):
-            work = RollWork(self.context, admin, controller, self.within_s)
-            await work.load_nodes(embedded=True)
-            stages = stages_of(await self._states(admin, work))
+        async with rolling(self.context, self.within_s) as work:
+            stages = stages_of(await self._states(work))
             step = next(steps(stages, self.target), None)
             if step is None:
                 # All run at the target; files that an interrupted run wrote may say something else.
-                await self._set(self.target)
+                await ask_supervisor(self.context, do="secure", stage=self.target)
                 return False
             # Only these two refuse a client; the stages between take both kinds.
             if step.stage in ("enforcing", "disabled"):
-                await self._check_clients(admin, work, step.stage)
-            await self._set(step.stage)
+                await self._check_clients(work, step.stage)
+            # The supervisor writes the settings of all processes.
+            await ask_supervisor(self.context, do="secure", stage=step.stage)
         # Tools dial as the file of the cluster says from now on.
         self.context.forget_target()
-        async with self.context.controller() as (admin, controller):
-            work = RollWork(self.context, admin, controller, self.within_s)
-            await work.load_nodes(embedded=True)
+        async with rolling(self.context, self.within_s) as work:
             self.context.out.say(f"{step.stage}: {WHAT[step.stage]}")
             self.done.append((step.stage, work.rolled))
             await work.restart_these(
@@ -325,52 +330,37 @@ class _ModeChange:
                 up_backend(self.context, self.within_s),
                 controllers_first=step.controllers_first,
             )
-            await self._check_restarted(admin, work, step)
+            await self._check_restarted(work, step)
         return True
 
-    async def _states(self, admin: Admin, work: RollWork) -> dict[str, TlsState]:
+    async def _states(self, work: RollWork) -> dict[str, TlsState]:
         """By name of the process. Raises Doubt for one that does not say."""
+        asked = (work.admin.cluster.tls(node.address) for node in work.nodes)
         try:
-            found = await asyncio.gather(*(admin.cluster.tls(node.address) for node in work.nodes))
+            found = await asyncio.gather(*asked)
         except UnsupportedByBrokerError as error:
             raise Doubt(f"an earlier version runs there: {error}", "mqctl roll") from error
         except BatonError as error:
             raise Doubt(str(error)) from error
         return dict(zip((node.name for node in work.nodes), found, strict=True))
 
-    async def _check_clients(self, admin: Admin, work: RollWork, stage: Stage) -> None:
+    async def _check_clients(self, work: RollWork, stage: Stage) -> None:
         """Raises Doubt if a client that is connected now would be refused."""
 
         async def connected() -> str:
-            return refused(await self._states(admin, work), stage)
+            return refused(await self._states(work), stage)
 
         if self.force or not (found := await still_lacking(connected, GONE_S, "connected")):
             return
         how, what = ("without", "give it to them") if stage == "enforcing" else ("with", "end that")
         raise Doubt(f"clients are connected {how} TLS: {found}", f"{what}, or --force refuses them")
 
-    async def _check_restarted(self, admin: Admin, work: RollWork, step: Step) -> None:
+    async def _check_restarted(self, work: RollWork, step: Step) -> None:
         """Raises Doubt."""
-        stages = stages_of(await self._states(admin, work))
+        stages = stages_of(await self._states(work))
         if other := sorted(name for name in step.names if stages.get(name) != step.stage):
             text = f"{other[0]} was restarted and is at stage {stages.get(other[0])}"
             raise Doubt(text, "see BATONMQ_ variables in the environment of `batonmq up`")
-
-    async def _set(self, stage: Stage) -> None:
-        """The supervisor writes the settings of all processes. Raises CommandFailed."""
-        await ask_supervisor(self.context, do="secure", stage=stage)
-
-    def _show(self, doubt: str, next_step: str) -> None:
-        out = self.context.out
-        if out.as_json:
-            done = [{"stage": stage, "restarted": names} for stage, names in self.done]
-            out.document({"stages": done, "doubt": doubt, "nextStep": next_step})
-        elif doubt:
-            out.line(f"stopped: {doubt}", style=BAD)
-            out.line(f"  next: {next_step}")
-            out.line("  then the same command continues")
-        else:
-            out.line(f"TLS is {self.target}", style=GOOD)
 
 
 async def _status(context: CommandContext) -> None:

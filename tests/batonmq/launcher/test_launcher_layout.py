@@ -93,7 +93,7 @@ def test_the_controllers_of_a_local_cluster_share_a_password_that_is_made_once(
     path = layout.raft_password_file
     made = path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
-    for node in layout.controllers:
+    for node in layout.name_servers:
         assert yaml.safe_load(node.config.read_text())["controller"]["raftPasswordFile"] == str(
             path
         )
