@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.deploy.conftest import ROOT, says
+
 FILES: Final = sorted((ROOT / "deploy" / "observe" / "dashboards").glob("*.json"))
 LISTED: Final = set(
     re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
@@ -52,9 +51,6 @@ def test_no_count_is_0_where_nothing_is_scraped() -> None:
 
 
 def test_prometheus_takes_each_query(tmp_path: Path) -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is not installed")
     targets = [t for f in FILES for panel in dashboard(f)["panels"] for t in panel["targets"]]
     rules = [
         {"record": f"query_{n}", "expr": re.sub(r"\$\w+", "chosen", target["expr"])}
@@ -62,8 +58,7 @@ def test_prometheus_takes_each_query(tmp_path: Path) -> None:
     ]
     file = tmp_path / "rules.json"  # YAML, too
     file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
-    done = subprocess.run([tool, "check", "rules", file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    says("promtool", "check", "rules", file)
 
 
 @pytest.mark.parametrize(("values", "counted"), [((), None), ((1, 1), 0), ((1, 0), 1)])
@@ -71,9 +66,6 @@ def test_without_a_controller_no_count_of_groups_is_shown(
     tmp_path: Path, values: tuple[int, ...], counted: int | None
 ) -> None:
     """A green 0 would say that each group has a master."""
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is not installed")
     (panel,) = (
         panel
         for panel in dashboard(ROOT / "deploy/observe/dashboards/cluster.json")["panels"]
@@ -95,8 +87,7 @@ def test_without_a_controller_no_count_of_groups_is_shown(
     }
     file = tmp_path / "tests.json"
     file.write_text(json.dumps({"tests": [case]}))
-    done = subprocess.run([tool, "test", "rules", file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    says("promtool", "test", "rules", file)
 
 
 def test_what_is_bad_is_red() -> None:

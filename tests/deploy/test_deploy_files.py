@@ -5,8 +5,6 @@ from __future__ import annotations
 import configparser
 import importlib.util
 import re
-import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -21,9 +19,8 @@ from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.launcher.layout import DEFAULT_WATCHDOG_S
 from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.runtime.settings import load_settings
+from tests.deploy.conftest import DEPLOY, ROOT, says
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 NUMBERS = (1, 2, 3)
 NODE = '{"accessKey":"node","secretKey":"secret"}'
@@ -204,16 +201,9 @@ def test_the_observe_profile_scrapes_every_process_and_shows_the_dashboards(
 
 
 def test_compose_itself_takes_the_project_with_all_profiles() -> None:
-    tool = shutil.which("docker-compose")
-    if tool is None:
-        pytest.skip("docker-compose is not installed")
-    file = str(DEPLOY / "docker-compose.yml")
-    done = subprocess.run(
-        [tool, "-f", file, "--profile", "observe", "config"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    seen = yaml.safe_load(done.stdout)["services"]
+    file = DEPLOY / "docker-compose.yml"
+    said = says("docker-compose", "-f", file, "--profile", "observe", "config")
+    seen = yaml.safe_load(said)["services"]
     assert {"prometheus", "grafana"} < seen.keys() and len(seen) == 8
     assert all("mem_limit" in service for service in seen.values())
 
@@ -246,15 +236,8 @@ def test_the_secured_project_is_the_same_with_tls_and_users_in_every_process(
 
 
 def test_prometheus_takes_its_files() -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is not installed")
     for name in ("prometheus.yml", "prometheus-compose.yml"):
-        done = subprocess.run(
-            [tool, "check", "config", str(DEPLOY / "observe" / name)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        says("promtool", "check", "config", DEPLOY / "observe" / name)
 
 
 def test_the_advertised_address_is_the_first_of_the_network() -> None:
@@ -328,20 +311,11 @@ def test_the_unit_may_write_to_its_own_folder_only() -> None:
 @pytest.mark.parametrize("name", ["batonmq@broker.service", "batonmq@broker.socket"])
 def test_systemd_takes_the_units(tmp_path: Path, name: str) -> None:
     """`systemd-analyze verify` prints each key that it does not know, and each bad value."""
-    tool = shutil.which("systemd-analyze")
-    if tool is None:
-        pytest.skip("systemd-analyze is not installed")
     for file in (DEPLOY / "systemd").iterdir():
         # It looks for the program and the user, which this machine may not have.
         text = file.read_text().replace("/opt/batonmq/bin/python", sys.executable)
         (tmp_path / file.name).write_text(text.replace("User=batonmq", "User=root"))
-    done = subprocess.run(
-        [tool, "verify", "--man=no", str(tmp_path / name)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert says("systemd-analyze", "verify", "--man=no", tmp_path / name) == ""
 
 
 def test_the_socket_unit_holds_the_ports_that_a_broker_listens_on_by_default() -> None:

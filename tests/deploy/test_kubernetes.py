@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -18,8 +16,8 @@ from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.replicas_manager.config import controller_addresses
 from batonmq.runtime.settings import load_settings
+from tests.deploy.conftest import DEPLOY, says
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 API_VERSIONS = ("1.28", "1.37")
 """The oldest that the chart allows, and the newest of which the package has schemas."""
@@ -146,9 +144,6 @@ def test_a_secret_with_certificates_turns_tls_on_in_every_process() -> None:
 def test_helm_itself_makes_the_same_manifests(tmp_path: Path, changed: bool) -> None:
     """`.ci/run` installs helm 4 from a wheel; `GOBIN=DIR go install
     helm.sh/helm/v3/cmd/helm@v3.18.6` makes helm 3 in four minutes."""
-    helm = shutil.which("helm")
-    if helm is None:
-        pytest.skip("helm is not installed")
     values: dict[str, Any] = {}
     if changed:
         values = {
@@ -161,16 +156,13 @@ def test_helm_itself_makes_the_same_manifests(tmp_path: Path, changed: bool) -> 
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     version = f"{API_VERSIONS[0]}.0"  # helm made by `go install` takes an older one for granted
-    argv = [helm, "template", "batonmq", str(KUBERNETES / "chart"), "-f", str(file)]
-    done = subprocess.run(
-        [*argv, "--kube-version", version], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("template", "batonmq", KUBERNETES / "chart", "-f", file, "--kube-version", version)
+    made = says("helm", *words)
 
     def ordered(documents: Iterable[Any]) -> list[Any]:
         return sorted(filter(None, documents), key=lambda d: (d["kind"], d["metadata"]["name"]))
 
-    assert ordered(yaml.safe_load_all(done.stdout)) == ordered(manifests(**values))
+    assert ordered(yaml.safe_load_all(made)) == ordered(manifests(**values))
 
 
 def test_ports_probes_and_policies_name_what_listens() -> None:

@@ -772,6 +772,9 @@ def test_a_broker_has_one_id_everywhere_and_a_dead_one_is_listed(mqctl: Run, fak
     """In a route a master is 0; the controllers, health and electMaster call it by its own id."""
     fake.figures = {MASTER: {"brokerId": "1", "brokerActive": "true"},
                     SLAVE: {"brokerId": "2", "brokerActive": "false"}}  # fmt: skip
+    for words in (("clusterList", "-m"), ("topicRoute", "-t", "T")):
+        shown = mqctl(*words).out.split()
+        assert [shown[shown.index(at) - 1] for at in (MASTER, SLAVE)] == ["1", "2"], words
     rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
     assert [row[2:5] for row in rows[1:]] == [["1", MASTER, "MASTER"], ["2", SLAVE, "SLAVE"]]
     assert [row[-1] for row in rows] == ["Writes", "yes", "50%"], "a slave takes no writes: no news"

@@ -263,15 +263,3 @@ def test_a_shell_completes_nothing_where_there_is_no_cluster(
     monkeypatch.delenv("NAMESRV_ADDR")
     monkeypatch.delenv("CONTROLLER_ADDR")
     assert completed("topicStatus", "-t", "") == []
-
-
-def test_a_broker_has_one_id_in_every_table(mqctl: Run, fake: Any) -> None:
-    """In routes a master is 0; the controllers gave it 1."""
-    fake.figures = {MASTER: {"brokerId": "1"}, SLAVE: {"brokerId": "2"}}
-    ids = {"1": MASTER, "2": SLAVE}
-    for words in (("clusterList",), ("clusterList", "-m"), ("topicRoute", "-t", "T")):
-        lines = [line.split() for line in mqctl(*words).out.splitlines()]
-        found = {
-            cells[cells.index(at) - 1]: at for at in ids.values() for cells in lines if at in cells
-        }
-        assert found == ids, words

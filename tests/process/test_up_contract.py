@@ -307,18 +307,3 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_1(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert str(data) in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--controllers", "2"), "--controllers is 2"),
-        (("--replicas", "0"), "--replicas 0"),
-        (("--base-port", "80"), "--base-port is 80"),
-    ],
-)
-def test_wrong_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, str], named: str) -> None:
-    """Numbers that make no cluster: exit 2, with what is allowed."""
-    done = run_up("--data", str(tmp_path / "data"), *arguments)
-    assert done.returncode == 2
-    assert named in done.stderr

@@ -446,11 +446,22 @@ def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--replicas", "0"], ["--nothing"], ["--watchdog", "0.1"], ["--config", "nowhere"]]
+    ("wrong", "named"),
+    [
+        ("--replicas 0", "--replicas 0"),
+        ("--controllers 2", "--controllers is 2"),
+        ("--base-port 80", "--base-port is 80"),
+        ("--watchdog 0.1", "--watchdog is 0.1"),
+        ("--config nowhere", "nowhere"),
+        ("--nothing", "--nothing"),
+    ],
 )
-def test_wrong_usage_is_an_event_for_a_reader_of_events(tmp_path: Path, wrong: list[str]) -> None:
-    ran = CliRunner().invoke(main, ["up", "--json", "--data", str(tmp_path / "data"), *wrong])
+def test_wrong_usage_is_exit_2_and_an_event_for_a_reader_of_events(
+    tmp_path: Path, wrong: str, named: str
+) -> None:
+    words = ["up", "--json", "--data", str(tmp_path / "data"), *wrong.split()]
+    ran = CliRunner().invoke(main, words)
     assert ran.exit_code == 2
     (event,) = map(json.loads, ran.stdout.splitlines())
     assert (event["event"], event["exitCode"]) == ("failed", 2)
-    assert event["error"] and event["error"] in ran.stderr
+    assert named in event["error"] and event["error"] in ran.stderr
