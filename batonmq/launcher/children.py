@@ -154,10 +154,11 @@ class Children:
         child.node.pid_file.unlink(missing_ok=True)
         with child.log_path.open("ab"):  # the new process would have nowhere to say why it ended
             pass
+        watched = self._notify.environ(self._watchdog_s) if self._notify is not None else {}
         child.process = await self._fork_server.start(
             _argv(child.node),
             child.log_path,
-            os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
+            os.environ | {"PYTHONUNBUFFERED": "1"} | watched,
             self._listeners_for(child),
         )
         child.pid = child.process.pid
@@ -172,9 +173,6 @@ class Children:
                 for host, port in held_addresses(self.layout, child.node):
                     child.listeners.append(listening_socket(host, port))
         return child.listeners
-
-    def _watched(self) -> dict[str, str]:
-        return self._notify.environ(self._watchdog_s) if self._notify is not None else {}
 
     async def _rotate_logs(self) -> None:
         while True:
@@ -338,15 +336,15 @@ def _signal(pid: int, number: signal.Signals) -> None:
         pass
 
 
-def tail_of_log(child: Child, lines: int = 3) -> str:
-    """The last lines of a child's log, for the report of its end."""
+def tail_of_log(child: Child) -> str:
+    """The last three lines of a child's log, for the report of its end."""
     try:
         with child.log_path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-3:])
 
 
 assert sys.platform == "linux", "the launcher relies on prctl and /proc"

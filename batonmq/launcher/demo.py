@@ -27,7 +27,7 @@ from batonmq.history.story_text import document, lines
 from batonmq.launcher.cluster import LocalCluster, stop_event
 from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
-from batonmq.launcher.layout import HOST, Layout, plan
+from batonmq.launcher.layout import HOST, plan
 from batonmq.launcher.preparation import StartError
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
@@ -39,18 +39,6 @@ WHOLE_S: Final = 30.0
 FULL_SET_S: Final = 30.0
 DRAIN_S: Final = 20.0
 SENDERS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """Options of `batonmq demo`. `rate` in sends per second, `base_port` 0: any free range."""
-
-    data_dir: Path
-    kills: int
-    replicas: int
-    base_port: int
-    rate: int
-    as_json: bool
 
 
 @dataclass(slots=True)
@@ -86,25 +74,30 @@ def free_base_port(replicas: int) -> int:
     raise StartError("no free range of ports was found: name one with --base-port")
 
 
-async def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
-    """Runs it; 0 if nothing was lost, 1 otherwise. Raises StartError."""
-    reporter: Reporter = JsonReporter(sys.stdout) if options.as_json else LineReporter(sys.stdout)
-    base_port = options.base_port or free_base_port(options.replicas)
-    layout = plan(options.data_dir, replicas=options.replicas, base_port=base_port)
-    reporter.report(
-        ClusterEvent(
-            "demo_begins",
-            f"3 controllers and {options.replicas} brokers on ports from {base_port},"
-            f" data in {options.data_dir}",
-            {"basePort": base_port, "dataDir": str(options.data_dir)},
-        )
-    )
+async def run_demo(
+    fork_server: ForkServer,
+    data_dir: Path,
+    *,
+    kills: int,
+    replicas: int,
+    base_port: int,
+    rate: int,
+    as_json: bool,
+) -> int:
+    """Runs it; 0 if nothing was lost, 1 otherwise. `rate` in sends per second, `base_port` 0: any
+    free range. Raises StartError."""
+    reporter: Reporter = (JsonReporter if as_json else LineReporter)(sys.stdout)
+    base_port = base_port or free_base_port(replicas)
+    layout = plan(data_dir, replicas=replicas, base_port=base_port)
+    text = f"3 controllers and {replicas} brokers on ports from {base_port}, data in {data_dir}"
+    where = {"basePort": base_port, "dataDir": str(data_dir)}
+    reporter.report(ClusterEvent("demo_begins", text, where))
     stop = asyncio.create_task(stop_event().wait(), name="stop")
     cluster = LocalCluster(layout, reporter, fork_server)
     try:
         await cluster.start()
         await cluster.wait_whole(WHOLE_S)
-        play = asyncio.create_task(Demo(options, layout, cluster, reporter).play(), name="play")
+        play = asyncio.create_task(Demo(cluster, reporter, kills, rate).play(), name="play")
         await asyncio.wait({stop, play}, return_when=asyncio.FIRST_COMPLETED)
         if play.done():
             return play.result()
@@ -119,15 +112,14 @@ async def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
 
 
 class Demo:
-    def __init__(
-        self, options: DemoOptions, layout: Layout, cluster: LocalCluster, reporter: Reporter
-    ) -> None:
-        self._options = options
-        self._layout = layout
+    def __init__(self, cluster: LocalCluster, reporter: Reporter, kills: int, rate: int) -> None:
         self._cluster = cluster
+        self._layout = cluster.layout
         self._reporter = reporter
+        self._kills = kills
+        self._rate = rate
         self._tally = Tally()
-        self._group = layout.groups[0]
+        self._group = cluster.layout.groups[0]
 
     async def play(self) -> int:
         names = self._layout.name_server_addresses
@@ -147,7 +139,7 @@ class Demo:
                     asyncio.create_task(self._send(producer, number), name=f"sender-{number}")
                     for number in range(SENDERS)
                 ]
-                for number in range(1, self._options.kills + 1):
+                for number in range(1, self._kills + 1):
                     await self._kill_once(number)
                 await asyncio.sleep(1.0)
                 for sender in senders:
@@ -157,7 +149,7 @@ class Demo:
         return await self._verdict(names)
 
     async def _send(self, producer: Producer, number: int) -> None:
-        pause = SENDERS / self._options.rate
+        pause = SENDERS / self._rate
         while True:
             key = f"{number}-{self._tally.sent}"
             self._tally.sent += 1
@@ -271,7 +263,7 @@ class Demo:
             "notConsumed": unread,
             "duplicates": tally.duplicates,
             "longestGapMs": round(tally.longest_gap_ms, 1),
-            "kills": self._options.kills,
+            "kills": self._kills,
         }
         text = (
             f"sent {tally.sent:,}, acknowledged {len(tally.acked):,}, lost {len(lost)},"

@@ -204,22 +204,23 @@ def demo(
     fork_server = _begin_to_load()
     import uvloop
 
-    from batonmq.launcher.demo import DemoOptions, run_demo
+    from batonmq.launcher.demo import run_demo
     from batonmq.launcher.preparation import StartError
 
     if kills < 1 or replicas < 2:
         raise click.UsageError("at least one kill and two replicas are needed")
     try:
         with tempfile.TemporaryDirectory(prefix="batonmq-demo-") as folder:
-            options = DemoOptions(
-                data_dir=keep or Path(folder),
+            work = run_demo(
+                fork_server,
+                keep or Path(folder),
                 kills=kills,
                 replicas=replicas,
                 base_port=base_port,
                 rate=rate,
                 as_json=as_json,
             )
-            code = uvloop.run(run_demo(options, fork_server))
+            code = uvloop.run(work)
     except (StartError, OSError) as exc:
         code = _failed("demo", exc)
     sys.exit(code)

@@ -38,7 +38,7 @@ from tests.mqctl.conftest import (
     stored_message,
     write_cluster,
 )
-from tests.mqctl.test_mqctl_backup import make_store
+from tests.mqctl.test_mqctl_backup import Store
 from tests.shared.failing_disk import failing
 
 MQCTL = [sys.executable, "-m", "batonmq.mqctl.main"]
@@ -163,7 +163,7 @@ def test_what_is_shown_keeps_words_of_every_language() -> None:
 
 
 def test_a_file_name_that_is_no_text_is_shown_escaped(mqctl: Run, tmp_path: Path) -> None:
-    make_store(tmp_path / "store")
+    Store(tmp_path / "store")
     odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/b\xff")
     ran = mqctl("backup", str(tmp_path / "store"), odd)
     assert ran.code == 0 and "b\\udcff: the log from 0" in ran.out
@@ -385,7 +385,7 @@ def test_a_change_does_not_pass_over_a_group_without_a_master(
 def test_a_backup_without_a_master_says_what_it_may_lack(
     mqctl: Run, fake: FakeCluster, tmp_path: Path
 ) -> None:
-    offsets = make_store(tmp_path / "store")
+    offsets = Store(tmp_path / "store").offsets
     fake.log_ends = {SLAVE: (offsets[45], offsets[45])}
     lock = FolderLock(tmp_path / "store" / "lock")
     lock.acquire()
@@ -525,7 +525,7 @@ def test_names_of_clusters_are_not_lost_over_a_file_that_cannot_be_read(
 
 def test_a_bundle_is_written_whole_and_has_every_store(mqctl: Run, tmp_path: Path) -> None:
     for host in ("one", "two"):
-        make_store(tmp_path / host / "broker-0")
+        Store(tmp_path / host / "broker-0")
         (tmp_path / host / "broker-0" / "process.log").write_text(f"of {host}\n")
     stores = [str(tmp_path / host / "broker-0") for host in ("one", "two")]
     bundle = tmp_path / "bundle.tar.gz"

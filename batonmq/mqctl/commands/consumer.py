@@ -190,11 +190,8 @@ async def _reset(
 def _show_preview(
     context: CommandContext, found: Mapping[MessageQueue, tuple[int | None, int]]
 ) -> None:
-    if context.out.as_json:
-        table = [
-            {**plain_queue(q), "before": now, "offset": then} for q, (now, then) in found.items()
-        ]
-        context.out.document({"dryRun": True, "offsetTable": table})
+    table = [{**plain_queue(q), "before": now, "offset": then} for q, (now, then) in found.items()]
+    if context.out.wrote_json({"dryRun": True, "offsetTable": table}):
         return
     rows = [
         [q.topic, q.broker_name, q.queue_id, "" if now is None else now, then, _moved(now, then)]

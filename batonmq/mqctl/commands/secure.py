@@ -257,18 +257,11 @@ def _init(
 
 
 def _show(context: CommandContext, made: list[NodeCertificate]) -> None:
-    if context.out.as_json:
-        context.out.document(
-            [
-                {
-                    "file": str(one.path),
-                    "names": list(one.names),
-                    "hosts": list(one.hosts),
-                    "notAfter": one.ends_ms,
-                }
-                for one in made
-            ]
-        )
+    documents = [
+        {"file": str(one.path), "names": one.names, "hosts": one.hosts, "notAfter": one.ends_ms}
+        for one in made
+    ]
+    if context.out.wrote_json(documents):
         return
     rows = [
         [one.path.name, " ".join(one.names), " ".join(one.hosts), when(one.ends_ms)] for one in made
@@ -421,27 +414,25 @@ def _unproven(state: PortState) -> str:
 
 
 def _show_states(context: CommandContext, states: list[PortState]) -> None:
-    if context.out.as_json:
-        context.out.document(
-            [
-                {
-                    "node": each.port.node,
-                    "port": each.port.kind,
-                    "address": each.port.address,
-                    "plain": each.takes_plain,
-                    "tls": each.takes_tls,
-                    "verified": each.is_verified,
-                    "notAfter": each.ends_ms,
-                    "refusal": each.refusal,
-                    "plainClients": each.clients.plain_peers if each.clients else [],
-                    "tlsClients": each.clients.encrypted_peers if each.clients else [],
-                    "proof": each.proof.ha_proof if each.proof else "",
-                    "unproven": each.proof.ha_unproven if each.proof else 0,
-                    "lastUnproven": each.proof.ha_unproven_last if each.proof else "",
-                }
-                for each in states
-            ]
-        )
+    documents = [
+        {
+            "node": each.port.node,
+            "port": each.port.kind,
+            "address": each.port.address,
+            "plain": each.takes_plain,
+            "tls": each.takes_tls,
+            "verified": each.is_verified,
+            "notAfter": each.ends_ms,
+            "refusal": each.refusal,
+            "plainClients": each.clients.plain_peers if each.clients else [],
+            "tlsClients": each.clients.encrypted_peers if each.clients else [],
+            "proof": each.proof.ha_proof if each.proof else "",
+            "unproven": each.proof.ha_unproven if each.proof else 0,
+            "lastUnproven": each.proof.ha_unproven_last if each.proof else "",
+        }
+        for each in states
+    ]
+    if context.out.wrote_json(documents):
         return
     rows = [
         [

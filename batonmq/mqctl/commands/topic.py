@@ -145,12 +145,11 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
         for key, traffic in all_of.items()
         if key in lags and (not active_topic or traffic.tps or traffic.day or lags[key])
     ]
-    if context.out.as_json:
-        table = [
-            {"topic": t.topic, "group": t.group, "tps": t.tps, "day": t.day, "diff": lag}
-            for t, lag in rows
-        ]
-        context.out.document({"topics": table})
+    table = [
+        {"topic": t.topic, "group": t.group, "tps": t.tps, "day": t.day, "diff": lag}
+        for t, lag in rows
+    ]
+    if context.out.wrote_json({"topics": table}):
         return
     context.out.table(
         ["Topic", "Group", "TPS", "Last 24 h", "Diff"],
@@ -199,11 +198,10 @@ async def update_topic(
         done = await admin.topics.change(
             topic, changes, cluster=cluster_name, broker=broker_addr, force=force
         )
-    if context.out.as_json:
-        configs = {name: plain(changed.config) for name, changed in done.items()}
-        addresses = {name: changed.address for name, changed in done.items()}
-        first = next(iter(configs.values()))
-        context.out.document({**first, "brokerAddrs": addresses, "topicConfigs": configs})
+    configs = {name: plain(changed.config) for name, changed in done.items()}
+    addresses = {name: changed.address for name, changed in done.items()}
+    first = next(iter(configs.values()))
+    if context.out.wrote_json({**first, "brokerAddrs": addresses, "topicConfigs": configs}):
         return
     for name, changed in done.items():
         at = name if name == changed.address else f"{name} ({changed.address})"

@@ -66,8 +66,7 @@ async def up(
             await work.remove_group(what or "", yes=yes)
         else:
             await work.remove(what or "", yes=yes)
-    if context.out.as_json:
-        context.out.document({"action": action, "brokers": work.done})
+    context.out.wrote_json({"action": action, "brokers": work.done})
 
 
 async def ask_supervisor(context: CommandContext, **asked: str) -> Mapping[str, str]:

@@ -80,7 +80,9 @@ async def user(
             await check_masters(context, admin)
         match action:
             case "list":
-                _show_users(context, await admin.users.users(await _one_master(context, admin)))
+                users = await admin.users.users(await _one_master(context, admin))
+                columns = {"username": "User", "userType": "Type", "userStatus": "Status"}
+                context.out.records([plain(each) for each in users], columns)
             case "show":
                 await _show_user(context, admin, name)
             case "delete":
@@ -93,30 +95,21 @@ async def user(
             case "rotate":
                 await _rotate(context, admin, name, _password(password_file), old_for)
             case _:
-                await _put(context, admin, action, name, user_type, user_status, password_file)
+                info = UserInfo(username=name, user_type=user_type, user_status=user_status)
+                info.password = _password(password_file)
+                await _put(context, admin, action, info)
 
 
-async def _put(
-    context: CommandContext,
-    admin: Admin,
-    action: str,
-    name: str,
-    user_type: str | None,
-    user_status: str | None,
-    password_file: str | None,
-) -> None:
-    info = UserInfo(username=name, user_type=user_type, user_status=user_status)
-    info.password = _password(password_file)
+async def _put(context: CommandContext, admin: Admin, action: str, info: UserInfo) -> None:
     if action == "create" and not info.password:
         raise click.UsageError(f"give --passwordFile, or set {PASSWORD_VARIABLE}")
     await (admin.users.create(info) if action == "create" else admin.users.update(info))
-    _done(context, name, f"{action}d")
+    _done(context, info.username or "", f"{action}d")
 
 
 def _done(context: CommandContext, name: str, done: str, secret: str | None = None) -> None:
-    if context.out.as_json:
-        made = {} if secret is None else {"secretKey": secret}
-        context.out.document({"username": name, "done": done} | made)
+    made = {} if secret is None else {"secretKey": secret}
+    if context.out.wrote_json({"username": name, "done": done} | made):
         return
     context.out.line(f"user {name} {done}")
     if secret is not None:
@@ -197,11 +190,6 @@ def _password(file: str | None) -> str | None:
     return password
 
 
-def _show_users(context: CommandContext, users: list[UserInfo]) -> None:
-    columns = {"username": "User", "userType": "Type", "userStatus": "Status"}
-    context.out.records([plain(each) for each in users], columns)
-
-
 async def _one_master(context: CommandContext, admin: Admin) -> str:
     """All have the same users; a group that has lost its master must not hide them."""
     return next(iter((await masters_to_read(context, admin)).values()))
@@ -261,19 +249,10 @@ async def acl(
         elif not resource or not actions:
             raise click.UsageError(f"{action}: give -r and -a")
         else:
-            entry = _entry(resource, actions, decision, source_ip)
+            entry = PolicyEntry(_parts(actions), decision, resource, _parts(source_ip or ""))
             await admin.users.put_entry(name, policy_type or "Custom", entry)
-    done = {"create": "created", "update": "updated", "delete": "deleted"}[action]
-    context.out.result({"subject": f"User:{name}", "done": done}, f"entry of {name} {done}")
-
-
-def _entry(resource: str, actions: str, decision: str, source_ip: str | None) -> PolicyEntry:
-    return PolicyEntry(
-        resource=resource,
-        actions=_parts(actions),
-        source_ips=_parts(source_ip or ""),
-        decision=decision,
-    )
+    done = {"subject": f"User:{name}", "done": f"{action}d"}
+    context.out.result(done, f"entry of {name} {action}d")
 
 
 def _parts(text: str) -> list[str]:
