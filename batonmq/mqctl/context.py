@@ -33,7 +33,7 @@ from batonmq.client.admin.cluster import masters_of
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.mqctl.output import Output, note, shown
-from batonmq.mqctl.target import RunningCluster, Target, TargetError, target_here
+from batonmq.mqctl.target import RunningCluster, Target, TargetError, find_target
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 
@@ -88,7 +88,7 @@ class CommandContext:
     @functools.cached_property
     def target(self) -> Target:
         with _usage_errors():
-            target = target_here(*self.given)
+            target = find_target(*self.given)
             if target.by_hint and self._writes:
                 raise TargetError(
                     f"which cluster? The one that was started last is {target}, and a command that"
@@ -177,7 +177,7 @@ class CommandContext:
         failures = [str(answer) for answer in answers.values() if isinstance(answer, BatonError)]
         for text in dict.fromkeys(failures):  # one dead node may be the reason of many
             self.complain(text)
-        return {k: answer for k, answer in answers.items() if not isinstance(answer, BatonError)}
+        return answered(answers)
 
     async def again_and_again(self, once: Callable[[], Awaitable[None]]) -> None:
         """Once, or with `--watch` or `-i` every so many seconds until ctrl-C. Then a failure is
@@ -226,6 +226,11 @@ async def ask_all(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K
 
     wanted = list(keys)
     return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
+
+
+def answered(answers: Mapping[K, T | BatonError]) -> dict[K, T]:
+    """Without those that failed."""
+    return {key: each for key, each in answers.items() if not isinstance(each, BatonError)}
 
 
 def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
@@ -309,7 +314,7 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
     """Names for the completion of a shell: `topics`, `groups`, `brokers`, `addresses` or
     `clusters` of the cluster where the command goes; empty if it does not answer at once."""
     try:
-        target = target_here(given.get("namesrv_addr"), given.get("controller_address"))
+        target = find_target(given.get("namesrv_addr"), given.get("controller_address"))
         async with Admin(
             target.name_servers_or_advice(),
             timeout_ms=COMPLETE_MS,
@@ -333,8 +338,7 @@ async def _groups_there(admin: Admin, info: ClusterInfo) -> list[str]:
     """The consumer groups that any master that answers knows, ascending."""
     masters, _ = masters_of(info)
     found = await ask_all(masters, lambda name: admin.consumer_groups.names({name: masters[name]}))
-    known = [names for names in found.values() if not isinstance(names, BatonError)]
-    return sorted({group for names in known for group in names})
+    return sorted({group for names in answered(found).values() for group in names})
 
 
 def reason(address: str, error: object) -> str:

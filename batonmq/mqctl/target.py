@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +28,6 @@ CONTROLLER_VARIABLE = "CONTROLLER_ADDR"
 DATA_VARIABLE = "BATONMQ_DATA"
 CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
 DEFAULT_DATA_DIR = "batonmq-data"
-
-
-Contexts = Mapping[str, Mapping[str, str]]
-"""Name -> `namesrv` and `controller`, each `host:port;host:port` or empty. With TLS `trust`, too,
-and maybe `cert`: paths of PEM files. `credentials`: path of a file as `credentials_in` reads."""
-
-
 CONTEXT_FILES = ("trust", "cert", "credentials")
 
 
@@ -132,28 +124,32 @@ def data_of(cluster_file: Path) -> Path:
     return folder.parent if folder.name == "conf" else folder
 
 
-def find_target(
-    namesrv_addr: str | None,
-    controller_addr: str | None,
-    *,
-    environ: Mapping[str, str],
-    folder: Path,
-    hint: Path | None = None,
-    contexts: Contexts | None = None,
-) -> Target:
-    """`folder`: the working directory; `hint`: the cluster.json that `~/.batonmq/current` names.
+def find_target(namesrv_addr: str | None, controller_addr: str | None) -> Target:
+    """With TLS and the user of the environment, which come before those of the place. Raises
+    TargetError for an address that is none, and for a context that is not kept."""
+    found = _find_addresses(namesrv_addr, controller_addr)
+    given = tls_in_environment(os.environ)
+    if given is not None:
+        found = replace(found, tls=given)
+    try:
+        user = credentials_of(os.environ)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+    return replace(found, credentials=user) if user is not None else found
 
-    Raises TargetError for an address that is none, and for a context that is not kept."""
+
+def _find_addresses(namesrv_addr: str | None, controller_addr: str | None) -> Target:
+    environ = os.environ
     name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
     # An address that is given counts more than a name that the shell may have kept from yesterday.
     if (name := environ.get(CONTEXT_VARIABLE)) and not name_servers and not controllers:
-        return _target_of_context(name, contexts or {})
+        return _target_of_context(name)
     if name_servers and controllers:
         return Target(name_servers, controllers)
     given, chosen = bool(name_servers or controllers), environ.get(DATA_VARIABLE)
     ended: Path | None = None
-    for path in _places(environ, folder, hint):
+    for path in _places():
         # Not whole yet: there is the plan only.
         local = read_cluster_file(path) or read_cluster_file(path.parent / "conf" / path.name)
         if local is None:
@@ -173,21 +169,20 @@ def find_target(
             controllers or local.controllers,
             local,
             tls=local.tls,
-            by_hint=not given and not chosen and path.parent != folder / DEFAULT_DATA_DIR,
+            by_hint=not given and not chosen and path.parent != Path.cwd() / DEFAULT_DATA_DIR,
         )
-    nothing_in = folder / chosen if chosen and ended is None else None
+    nothing_in = Path.cwd() / chosen if chosen and ended is None else None
     return Target(name_servers, controllers, None, ended, nothing_in=nothing_in)
 
 
-def _target_of_context(name: str, known: Contexts) -> Target:
+def _target_of_context(name: str) -> Target:
+    known = kept_contexts()
     if name not in known:
         names = ", ".join(sorted(known)) or "none"
         raise TargetError(f"{CONTEXT_VARIABLE} is {name!r}; `mqctl contexts` keeps {names}")
     kept = known[name]
-    name_servers, controllers = (
-        addresses(kept["namesrv"], "-n"),
-        addresses(kept["controller"], "-a"),
-    )
+    name_servers = addresses(kept["namesrv"], "-n")
+    controllers = addresses(kept["controller"], "-a")
     file = kept.get("credentials")
     try:
         user = credentials_in(Path(file)) if file else None
@@ -196,35 +191,16 @@ def _target_of_context(name: str, known: Contexts) -> Target:
     return Target(name_servers, controllers, context=name, tls=tls_of(kept), credentials=user)
 
 
-def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
-    """`find_target` with this process's environment. Raises TargetError."""
-    found = find_target(
-        namesrv_addr,
-        controller_addr,
-        environ=os.environ,
-        folder=Path.cwd(),
-        hint=current_cluster_file(),
-        # Who names no context must not be stopped by the file of them.
-        contexts=kept_contexts() if os.environ.get(CONTEXT_VARIABLE) else None,
-    )
-    given = tls_in_environment(os.environ)
-    if given is not None:
-        found = replace(found, tls=given)
-    try:
-        user = credentials_of(os.environ)
-    except ValueError as error:
-        raise TargetError(str(error)) from None
-    return replace(found, credentials=user) if user is not None else found
-
-
 def contexts_file() -> Path | None:
     hint = hint_file()
     return hint.with_name("contexts.json") if hint is not None else None
 
 
-def kept_contexts() -> Contexts:
-    """What `mqctl contexts` keeps; empty if there is nothing. Raises TargetError for a file that
-    cannot be used: taken for an empty one, the next context would replace all others."""
+def kept_contexts() -> dict[str, dict[str, str]]:
+    """What `mqctl contexts` keeps: name -> `namesrv` and `controller`, each `host:port;host:port`
+    or empty. With TLS `trust`, too, and maybe `cert`: paths of PEM files. `credentials`: path of a
+    file as `credentials_in` reads. Raises TargetError for a file that cannot be used: taken for an
+    empty one, the next context would replace all others."""
     file = contexts_file()
     try:
         found = json.loads(file.read_text()) if file is not None else {}
@@ -252,26 +228,22 @@ def addresses(text: str | None, option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, parts)))
 
 
-def data_folder(environ: Mapping[str, str], *, folder: Path, hint: Path | None) -> Path | None:
+def data_folder() -> Path | None:
     """The data folder of the local cluster, running or ended; None if there is none.
 
     The order of places is that of `find_target`; a folder counts if a cluster was planned in it."""
-    for path in _places(environ, folder, hint):
+    for path in _places():
         if path.exists() or (path.parent / "conf" / path.name).exists():
             return path.parent
     return None
 
 
-def data_folder_here() -> Path | None:
-    return data_folder(os.environ, folder=Path.cwd(), hint=current_cluster_file())
-
-
-def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list[Path]:
+def _places() -> list[Path]:
     """Where a cluster.json may be, best first."""
-    places = [folder / DEFAULT_DATA_DIR / "cluster.json", hint]
-    chosen = environ.get(DATA_VARIABLE)
+    places = [Path.cwd() / DEFAULT_DATA_DIR / "cluster.json", current_cluster_file()]
+    chosen = os.environ.get(DATA_VARIABLE)
     if chosen:  # a folder that is named is meant, and no other one
-        places = [folder / chosen / "cluster.json"]
+        places = [Path.cwd() / chosen / "cluster.json"]
     return list(dict.fromkeys(place for place in places if place is not None))
 
 

@@ -1,7 +1,6 @@
 """Packages that `pip install batonmq` leaves out, and the extra that brings them."""
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
 
@@ -36,10 +35,10 @@ def _find(name: str) -> object | None:
         return None
 
 
-def lacking(extra: str, find: Callable[[str], object | None] = _find) -> str:
+def lacking(extra: str) -> str:
     """Missing packages and how to install them, as `a, b: pip install ...`; empty if none is
     missing."""
-    missing = [pip_name for name, pip_name in PACKAGES[extra].items() if find(name) is None]
+    missing = [pip_name for name, pip_name in PACKAGES[extra].items() if _find(name) is None]
     return f"{', '.join(missing)}: pip install 'batonmq[{extra}]'" if missing else ""
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -20,17 +19,15 @@ import pytest
 from batonmq.mqctl.commands.analysis import (
     fresh_folder,
     is_given,
-    kept_in,
     lacking,
     with_local_files,
     with_our_name,
 )
-from batonmq.mqctl.target import data_folder
+from batonmq.runtime import extras
 from batonmq.runtime.extras import PACKAGES
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
 NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory", "topicTable")
-KEBAB = ("epoch-history", "message-audit", "topic-stats", "stream-history")
 
 STAND_IN = """#!{python}
 import json, os, signal, sys
@@ -115,7 +112,7 @@ def data_of_a_cluster(folder: Path, *, pid: int = 0) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("job", "name"), [*zip(JOBS, NAMES), *zip(JOBS, KEBAB)])  # noqa: B905
+@pytest.mark.parametrize(("job", "name"), [*zip(JOBS, NAMES, strict=False)])
 def test_every_argument_reaches_the_job_and_its_exit_code_comes_back(
     machine: Machine, job: str, name: str
 ) -> None:
@@ -123,8 +120,9 @@ def test_every_argument_reaches_the_job_and_its_exit_code_comes_back(
     assert machine.handed_over(name, *rest) == ["-m", f"batonmq.spark.jobs.{job}", *rest]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("asked", ["--help", "-h"])
+@pytest.mark.parametrize(
+    ("name", "asked"), [*((name, "--help") for name in NAMES), ("epochHistory", "-h")]
+)
 def test_help_is_the_jobs_own_and_needs_no_cluster(machine: Machine, name: str, asked: str) -> None:
     assert machine.handed_over(name, asked)[2:] == [asked]
 
@@ -155,19 +153,19 @@ def test_without_a_jdk_it_ends_with_2_and_a_sentence(machine: Machine, name: str
     assert "JDK 17" in done.stderr and "/nowhere" in done.stderr
 
 
-def test_missing_packages_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
+def test_missing_packages_are_named_with_the_way_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\n")
     java.chmod(0o755)
-
-    def only_arrow(name: str) -> object | None:
-        return name if name == "pyarrow" else None
-
-    told = lacking({"PATH": str(tmp_path)}, only_arrow)
+    monkeypatch.setattr(extras, "find_spec", lambda name: name if name == "pyarrow" else None)
+    told = lacking({"PATH": str(tmp_path)})
     assert "plotly, pyspark" in told and "pyarrow" not in told and "make setup-spark" in told
-    assert lacking({"PATH": str(tmp_path)}, lambda name: name) == ""
-    assert "no `java` in PATH" in lacking({"PATH": "/nowhere"}, lambda name: name)
-    assert lacking({"PATH": "/nowhere"}, lambda name: name, jvm=False) == ""
+    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+    assert lacking({"PATH": str(tmp_path)}) == ""
+    assert "no `java` in PATH" in lacking({"PATH": "/nowhere"})
+    assert lacking({"PATH": "/nowhere"}, jvm=False) == ""
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -277,23 +275,10 @@ def test_a_fresh_folder_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_an_output_given_is_left_alone(tmp_path: Path) -> None:
     data = data_of_a_cluster(tmp_path / "data")
-    told = with_local_files("topic_stats", ["--output", "o"], ["--stores"], data, 0.0)
+    told = with_local_files("topic_stats", ["--output", "o"], ["--stores"], data)
     assert told.count("--output") == 1
     with pytest.raises(click.UsageError, match="nothing to read"):
-        with_local_files("topic_stats", [], ["--stores"], None, 0.0)
-
-
-def test_a_planned_cluster_has_a_data_folder(tmp_path: Path) -> None:
-    """Before it is whole for the first time there is conf/cluster.json only."""
-    environ: dict[str, str] = {}
-    assert data_folder(environ, folder=tmp_path, hint=None) is None
-    planned = tmp_path / "batonmq-data" / "conf" / "cluster.json"
-    planned.parent.mkdir(parents=True)
-    planned.write_text("{}")
-    assert data_folder(environ, folder=tmp_path, hint=None) == tmp_path / "batonmq-data"
-    other: dict[str, Any] = {"BATONMQ_DATA": "elsewhere"}
-    assert data_folder(other, folder=tmp_path, hint=None) is None
-    assert kept_in(tmp_path).stores == ()
+        with_local_files("topic_stats", [], ["--stores"], None)
 
 
 @pytest.mark.parametrize("job", JOBS)

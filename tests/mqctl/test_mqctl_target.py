@@ -15,7 +15,7 @@ import pytest
 
 from batonmq.launcher import current
 from batonmq.launcher.current import serves
-from batonmq.mqctl.target import TargetError, find_target
+from batonmq.mqctl.target import TargetError, data_folder, find_target
 
 
 def write_cluster(folder: Path, *, pid: int | None = None, port: int = 9876) -> Path:
@@ -37,58 +37,69 @@ def dead_pid() -> int:
     return child.pid
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home and the working folder of a user who has named no cluster."""
+    for name in ("NAMESRV_ADDR", "CONTROLLER_ADDR", "BATONMQ_DATA", "BATONMQ_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def test_options_come_before_the_environment_and_that_before_the_local_cluster(
-    tmp_path: Path,
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_cluster(tmp_path / "batonmq-data")
-    environ = {"NAMESRV_ADDR": "ns:1;ns:2", "CONTROLLER_ADDR": "c:1"}
-    found = find_target("given:7", "con:8,con:9", environ=environ, folder=tmp_path)
-    assert (found.name_servers, found.controllers) == (("given:7",), ("con:8", "con:9"))
-    found = find_target(None, None, environ=environ, folder=tmp_path)
-    assert (found.name_servers, found.controllers) == (("ns:1", "ns:2"), ("c:1",))
-    found = find_target(None, None, environ={}, folder=tmp_path)
+    write_cluster(here / "batonmq-data")
+    found = find_target(None, None)
     assert found.name_servers == ("127.0.0.1:9876",)
     assert found.controllers == ("127.0.0.1:9878",)
     assert found.local is not None
     assert found.local.brokers == (("broker-a", "127.0.0.1:10911"),)
+    monkeypatch.setenv("NAMESRV_ADDR", "ns:1;ns:2")
+    monkeypatch.setenv("CONTROLLER_ADDR", "c:1")
+    found = find_target(None, None)
+    assert (found.name_servers, found.controllers) == (("ns:1", "ns:2"), ("c:1",))
+    found = find_target("given:7", "con:8,con:9")
+    assert (found.name_servers, found.controllers) == (("given:7",), ("con:8", "con:9"))
 
 
-def test_data_variable_names_the_folder_and_the_hint_helps_elsewhere(tmp_path: Path) -> None:
-    write_cluster(tmp_path / "mine", port=20000)
-    hint = write_cluster(tmp_path / "other", port=30000)
-    found = find_target(
-        None, None, environ={"BATONMQ_DATA": str(tmp_path / "mine")}, folder=tmp_path, hint=hint
-    )
-    assert found.name_servers == ("127.0.0.1:20000",)
-    found = find_target(None, None, environ={}, folder=tmp_path, hint=hint)
-    assert found.name_servers == ("127.0.0.1:30000",)
+def test_data_variable_names_the_folder_and_the_hint_helps_elsewhere(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cluster(here / "mine", port=20000)
+    current.announce(write_cluster(here / "other", port=30000))
+    assert find_target(None, None).name_servers == ("127.0.0.1:30000",)
+    monkeypatch.setenv("BATONMQ_DATA", str(here / "mine"))
+    assert find_target(None, None).name_servers == ("127.0.0.1:20000",)
 
 
-def test_no_other_cluster_answers_for_one_that_has_ended(tmp_path: Path) -> None:
-    ended = write_cluster(tmp_path / "batonmq-data", pid=dead_pid())
-    hint = write_cluster(tmp_path / "other", port=30000)
-    for environ in ({}, {"BATONMQ_DATA": "batonmq-data"}):
-        found = find_target(None, None, environ=environ, folder=tmp_path, hint=hint)
+def test_no_other_cluster_answers_for_one_that_has_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = write_cluster(here / "batonmq-data", pid=dead_pid())
+    current.announce(write_cluster(here / "other", port=30000))
+    for variable in ("", "batonmq-data"):
+        monkeypatch.setenv("BATONMQ_DATA", variable)
+        found = find_target(None, None)
         assert (found.name_servers, found.ended) == ((), ended)
         with pytest.raises(TargetError, match=r"-n host:port.*NAMESRV_ADDR.*batonmq up") as info:
             found.name_servers_or_advice()
         assert f"the cluster of {ended} has ended" in str(info.value)
-    found = find_target("127.0.0.1:30000", None, environ={}, folder=tmp_path, hint=hint)
+    monkeypatch.delenv("BATONMQ_DATA")
+    found = find_target("127.0.0.1:30000", None)
     assert found.controllers == ("127.0.0.1:30002",), "addresses by hand say which cluster"
 
 
-def test_a_folder_without_a_cluster_is_named(tmp_path: Path) -> None:
-    hint = write_cluster(tmp_path / "other", port=30000)
-    environ = {"BATONMQ_DATA": "typo"}
-    found = find_target(None, None, environ=environ, folder=tmp_path, hint=hint)
+def test_a_folder_without_a_cluster_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current.announce(write_cluster(here / "other", port=30000))
+    monkeypatch.setenv("BATONMQ_DATA", "typo")
     with pytest.raises(TargetError, match=r"BATONMQ_DATA is .*typo, and no cluster is in"):
-        found.controllers_or_advice()
+        find_target(None, None).controllers_or_advice()
 
 
-def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "batonmq-data"
+def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(here: Path) -> None:
+    folder = here / "batonmq-data"
     write_cluster(folder, pid=dead_pid())
     pid_file = folder / "run" / "broker-0.pid"
     pid_file.parent.mkdir()
@@ -97,12 +108,12 @@ def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(
         assert server.stdin is not None and server.stdout is not None
         server.stdout.readline()  # it has its command line by now
         pid_file.write_text(f"{server.pid}\n")
-        found = find_target(None, None, environ={}, folder=tmp_path)
+        found = find_target(None, None)
         assert found.local is not None
         assert (found.local.running, found.local.supervised) == (True, False)
         server.stdin.write(b"\n")
     pid_file.write_text(f"{os.getpid()}\n")  # the number is another process's by now
-    assert find_target(None, None, environ={}, folder=tmp_path).ended is not None
+    assert find_target(None, None).ended is not None
 
 
 def test_what_changes_something_goes_to_no_cluster_that_was_only_the_last_one_started(
@@ -124,46 +135,53 @@ def test_what_changes_something_goes_to_no_cluster_that_was_only_the_last_one_st
     assert mqctl("deleteTopic", "-t", "T", "-c", "C", "-y").code == 0
 
 
-def test_before_a_cluster_is_whole_its_plan_names_the_addresses(tmp_path: Path) -> None:
-    folder = tmp_path / "batonmq-data"
+def test_before_a_cluster_is_whole_its_plan_names_the_addresses(here: Path) -> None:
+    folder = here / "batonmq-data"
     write_cluster(folder / "conf", port=20000)
-    found = find_target(None, None, environ={}, folder=tmp_path)
-    assert found.controllers == ("127.0.0.1:20002",)
+    assert find_target(None, None).controllers == ("127.0.0.1:20002",)
     write_cluster(folder, port=30000)
-    found = find_target(None, None, environ={}, folder=tmp_path)
-    assert found.controllers == ("127.0.0.1:30002",), "whole: cluster.json itself"
+    assert find_target(None, None).controllers == ("127.0.0.1:30002",), "whole: cluster.json itself"
     (folder / "cluster.json").unlink()
     write_cluster(folder / "conf", pid=dead_pid())
-    found = find_target(None, None, environ={}, folder=tmp_path)
+    found = find_target(None, None)
     assert (found.controllers, found.ended) == ((), folder / "cluster.json")
 
 
 def test_name_servers_given_by_hand_never_get_the_controllers_of_another_cluster(
-    tmp_path: Path,
+    here: Path,
 ) -> None:
-    write_cluster(tmp_path / "batonmq-data")
-    found = find_target("elsewhere:9876", None, environ={}, folder=tmp_path)
+    write_cluster(here / "batonmq-data")
+    found = find_target("elsewhere:9876", None)
     assert found.controllers == ()
     with pytest.raises(TargetError, match=r"-a host:port.*name servers do not list"):
         found.controllers_or_advice()
-    found = find_target("127.0.0.1:9876", None, environ={}, folder=tmp_path)
-    assert found.controllers == ("127.0.0.1:9878",)
-    found = find_target(None, "elsewhere:9878", environ={}, folder=tmp_path)
-    assert found.name_servers == ()
+    assert find_target("127.0.0.1:9876", None).controllers == ("127.0.0.1:9878",)
+    assert find_target(None, "elsewhere:9878").name_servers == ()
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:x", "host:70000"])
-def test_an_address_that_is_none_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_refused_by_name(text: str, here: Path) -> None:
     with pytest.raises(TargetError, match=r"-n .*host:port is needed"):
-        find_target(text, None, environ={}, folder=tmp_path)
+        find_target(text, None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"nameServers": 3}', '{"nameServers": []}'])
-def test_a_file_that_describes_no_cluster_is_as_good_as_none(text: str, tmp_path: Path) -> None:
-    folder = tmp_path / "batonmq-data"
+def test_a_file_that_describes_no_cluster_is_as_good_as_none(text: str, here: Path) -> None:
+    folder = here / "batonmq-data"
     folder.mkdir()
     (folder / "cluster.json").write_text(text)
-    assert find_target(None, None, environ={}, folder=tmp_path).local is None
+    assert find_target(None, None).local is None
+
+
+def test_a_planned_cluster_has_a_data_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is whole for the first time there is conf/cluster.json only."""
+    assert data_folder() is None
+    planned = here / "batonmq-data" / "conf" / "cluster.json"
+    planned.parent.mkdir(parents=True)
+    planned.write_text("{}")
+    assert data_folder() == here / "batonmq-data"
+    monkeypatch.setenv("BATONMQ_DATA", "elsewhere")
+    assert data_folder() is None
 
 
 def test_a_command_without_a_cluster_is_wrong_usage(
@@ -178,10 +196,9 @@ def test_a_command_without_a_cluster_is_wrong_usage(
 
 
 def test_the_hint_is_written_for_the_running_cluster_and_only_its_own_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path,
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    mine, other = tmp_path / "a" / "cluster.json", tmp_path / "b" / "cluster.json"
+    mine, other = here / "a" / "cluster.json", here / "b" / "cluster.json"
     assert current.current_cluster_file() is None
     current.announce(mine)
     current.announce(other)

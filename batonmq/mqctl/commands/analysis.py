@@ -8,23 +8,21 @@ its own; nothing of Spark is imported here.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 import click
 
 from batonmq.auth.given import environment_of, tls_environment
-from batonmq.mqctl.catalogue import SUMMARIES
+from batonmq.mqctl.catalogue import SUMMARIES, kebab
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import Output, note
-from batonmq.mqctl.target import Target, data_folder_here
+from batonmq.mqctl.target import Target, data_folder
 from batonmq.runtime import extras
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.words import counted
@@ -33,40 +31,32 @@ ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
 _SMALL_WITHOUT_JVM: Final = frozenset({"epoch_history", "message_audit", "topic_stats"})
 """Jobs that do small inputs by themselves; for others they say what Spark lacks."""
+HISTORY: Final = "--history"
+STORES: Final = "--stores"
+CONTROLLERS: Final = "--controllers"
+NAME_SERVERS: Final = "--name-servers"
+_AS_ELSEWHERE: Final = {
+    **dict.fromkeys(("-a", "--controllerAddress", "--controller-address"), CONTROLLERS),
+    **dict.fromkeys(("-n", "--namesrvAddr", "--namesrv-addr"), NAME_SERVERS),
+}
+_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
+"""Options, and --help among them, are the job's: only it knows them."""
+
+Arguments = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a cluster's data folder holds for a job: folders of histories and of stores."""
-
-    folder: Path
-    histories: tuple[Path, ...]
-    stores: tuple[Path, ...]
-
-    def of(self, option: str) -> tuple[Path, ...]:
-        return self.histories if option == "--history" else self.stores
+def kept_in(folder: Path) -> dict[str, list[Path]]:
+    """What a cluster's data folder holds for a job, where `batonmq up` puts it: the option that
+    takes it -> folders of histories, or of stores."""
+    histories = {file.parent for file in folder.glob("namesrv-*/controller/history-*.jsonl")}
+    stores = {log.parent for log in folder.glob("broker-*/commitlog")}
+    return {HISTORY: sorted(histories), STORES: sorted(stores)}
 
 
-def kept_in(folder: Path) -> Kept:
-    """Looks where `batonmq up` puts them."""
-    return Kept(
-        folder,
-        tuple(
-            sorted({file.parent for file in folder.glob("namesrv-*/controller/history-*.jsonl")})
-        ),
-        tuple(sorted(log.parent for log in folder.glob("broker-*/commitlog"))),
-    )
-
-
-def lacking(
-    environ: Mapping[str, str],
-    find: Callable[[str], object | None] = importlib.util.find_spec,
-    *,
-    jvm: bool = True,
-) -> str:
+def lacking(environ: Mapping[str, str], *, jvm: bool = True) -> str:
     """What a job needs and this machine does not have, as one sentence; empty if all is there.
     `jvm`: it always runs on Spark."""
-    missing = extras.lacking("spark", find)
+    missing = extras.lacking("spark")
     if missing:
         return f"this command runs on Spark and needs {missing} (in a clone: make setup-spark)"
     # As Spark's own scripts look for it: JAVA_HOME, if set, is the only place.
@@ -84,18 +74,11 @@ def is_given(option: str, arguments: Sequence[str]) -> bool:
 
 
 def with_local_files(
-    job: str,
-    arguments: Sequence[str],
-    options: Sequence[str],
-    folder: Path | None,
-    now_s: float,
-    instead: Sequence[str] = (),
+    job: str, arguments: Sequence[str], options: Sequence[str], folder: Path | None
 ) -> list[str]:
-    """`arguments`, and the local cluster's files where none of `options` and `instead` is there.
+    """`arguments`, and the files in the local cluster's data folder for `options`.
 
     Raises click.UsageError that says what to give if there is no such cluster, or nothing in it."""
-    if any(is_given(option, arguments) for option in (*options, *instead)):
-        return list(arguments)
     wanted = " and ".join(f"{option} PATHS" for option in options)
     if folder is None:
         raise click.UsageError(
@@ -105,14 +88,15 @@ def with_local_files(
     kept = kept_in(folder)
     added: list[str] = []
     for option in options:
-        paths = kept.of(option)
-        if not paths:
-            what = "controllers' history" if option == "--history" else "broker's store"
+        if not kept[option]:
+            what = "controllers' history" if option == HISTORY else "broker's store"
             raise click.UsageError(f"no {what} in {folder}: give {wanted}")
-        added += [option, ",".join(map(str, paths))]
-    note(f"of the cluster in {folder}: {_sentence(options, kept)}")
+        added += [option, ",".join(map(str, kept[option]))]
+    nouns = {HISTORY: "history", STORES: "store"}
+    found = ", ".join(counted(len(kept[option]), nouns[option]) for option in options)
+    note(f"of the cluster in {folder}: {found}")
     if not is_given("--output", arguments):
-        output = fresh_folder(folder / ANALYSIS_FOLDER, job, now_s)
+        output = fresh_folder(folder / ANALYSIS_FOLDER, job, wall_ms() / 1000)
         note(f"--output {output}")
         added += ["--output", str(output)]
     return [*arguments, *added]
@@ -148,74 +132,6 @@ def become(job: str, arguments: Sequence[str], target: Target | None = None) -> 
     os.execve(sys.executable, argv, environ)
 
 
-def _sentence(options: Sequence[str], kept: Kept) -> str:
-    nouns = {"--history": "history", "--stores": "store"}
-    return ", ".join(counted(len(kept.of(option)), nouns[option]) for option in options)
-
-
-CONTROLLERS = "--controllers"
-NAME_SERVERS = "--name-servers"
-_AS_ELSEWHERE: Final = {
-    **dict.fromkeys(("-a", "--controllerAddress", "--controller-address"), CONTROLLERS),
-    **dict.fromkeys(("-n", "--namesrvAddr", "--namesrv-addr"), NAME_SERVERS),
-}
-_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
-"""Options, and --help among them, are the job's: only it knows them."""
-
-Arguments = tuple[str, ...]
-
-
-def _job(name: str) -> Callable[[Callable[[Arguments], None]], click.Command]:
-    """A command that takes whatever it is given."""
-
-    def wrap(function: Callable[[Arguments], None]) -> click.Command:
-        given = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-        made: click.Command = click.command(
-            name, help=f"{SUMMARIES[name]}.", context_settings=_PASSED_ON, add_help_option=False
-        )(given(function))
-        return made
-
-    return wrap
-
-
-@_job("epochHistory")
-def epoch_history(arguments: Arguments) -> None:
-    _on_files("epoch_history", arguments, ("--history", "--stores"), ("--history-parquet",))
-
-
-@_job("messageAudit")
-def message_audit(arguments: Arguments) -> None:
-    _on_files("message_audit", arguments, ("--stores",))
-
-
-@_job("topicStats")
-def topic_stats(arguments: Arguments) -> None:
-    _on_files("topic_stats", arguments, ("--stores",))
-
-
-@_job("streamHistory")
-def stream_history(arguments: Arguments) -> None:
-    _on_cluster("stream_history", arguments, CONTROLLERS)
-
-
-@_job("topicTable")
-def topic_table(arguments: Arguments) -> None:
-    _on_cluster("topic_table", arguments, NAME_SERVERS)
-
-
-def _on_cluster(job: str, arguments: Arguments, option: str) -> None:
-    """`option`: which addresses the job needs."""
-    # To addresses that were given the job goes as they are: user and certificates of the target may
-    # be of another cluster.
-    wanted, target = with_our_name(arguments), None
-    if not _asks_for_help(arguments) and not is_given(option, wanted):
-        context = CommandContext(Output(as_json=False))
-        addresses = context.controllers if option == CONTROLLERS else context.name_servers
-        wanted += [option, ";".join(addresses)]
-        target = context.target
-    become(job, wanted, target)
-
-
 def with_our_name(arguments: Sequence[str]) -> list[str]:
     """`-a`, `-n` and their long forms as the jobs call them, the rest as it is."""
     wanted: list[str] = []
@@ -225,15 +141,43 @@ def with_our_name(arguments: Sequence[str]) -> list[str]:
     return wanted
 
 
-def _on_files(
-    job: str, arguments: Arguments, options: Sequence[str], instead: Sequence[str] = ()
-) -> None:
-    wanted = list(arguments)
-    if not _asks_for_help(arguments):
-        folder = data_folder_here()
-        wanted = with_local_files(job, arguments, options, folder, wall_ms() / 1000, instead)
-    become(job, wanted)
+def _with_addresses(option: str, arguments: Arguments) -> tuple[list[str], Target | None]:
+    """`arguments` with the addresses of `option`, and the cluster if they are from it."""
+    # To addresses that were given the job goes as they are: user and certificates of the target may
+    # be of another cluster.
+    wanted = with_our_name(arguments)
+    if is_given(option, wanted):
+        return wanted, None
+    context = CommandContext(Output(as_json=False))
+    addresses = context.controllers if option == CONTROLLERS else context.name_servers
+    return [*wanted, option, ";".join(addresses)], context.target
 
 
-def _asks_for_help(arguments: Arguments) -> bool:
-    return any(each in HELP for each in arguments)
+def _job(name: str, *options: str, instead: tuple[str, ...] = ()) -> click.Command:
+    """A command that takes whatever it is given. `options`: what it needs of the cluster, addresses
+    or files; files are looked for only if none of them is given, nor one of `instead`."""
+    job = kebab(name).replace("-", "_")
+
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def run(arguments: Arguments) -> None:
+        wanted: Sequence[str] = arguments
+        target = None
+        if any(each in HELP for each in arguments):
+            pass
+        elif options[0] in (CONTROLLERS, NAME_SERVERS):
+            wanted, target = _with_addresses(options[0], arguments)
+        elif not any(is_given(option, arguments) for option in (*options, *instead)):
+            wanted = with_local_files(job, arguments, options, data_folder())
+        become(job, wanted, target)
+
+    made: click.Command = click.command(
+        name, help=f"{SUMMARIES[name]}.", context_settings=_PASSED_ON, add_help_option=False
+    )(run)
+    return made
+
+
+epoch_history = _job("epochHistory", HISTORY, STORES, instead=("--history-parquet",))
+message_audit = _job("messageAudit", STORES)
+topic_stats = _job("topicStats", STORES)
+stream_history = _job("streamHistory", CONTROLLERS)
+topic_table = _job("topicTable", NAME_SERVERS)

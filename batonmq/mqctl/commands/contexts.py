@@ -33,7 +33,7 @@ async def contexts(
 
     JSON: name to namesrv and controller, where given also trust, cert and credentials."""
     try:
-        known = {each: dict(at) for each, at in kept_contexts().items()}
+        known = kept_contexts()
     except TargetError as error:
         raise CommandFailed(str(error)) from error
     namesrv, controller = context.given

@@ -14,7 +14,7 @@ from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.health import EXIT_CODES
 from batonmq.mqctl.output import BAD, DIM, GOOD, Output, when
 from batonmq.mqctl.params import FILE, NEW_FILE, SECONDS, command, folders_argument, option
-from batonmq.mqctl.target import data_folder_here, data_of
+from batonmq.mqctl.target import data_folder, data_of
 from batonmq.mqctl.verdict.ask import ask
 from batonmq.mqctl.verdict.evidence import Evidence
 from batonmq.mqctl.verdict.gather import from_folders
@@ -102,7 +102,7 @@ async def gather(
     local = target.local.path if target.local is not None else target.ended
     data = data_of(local) if local is not None else None
     if data is None and not target.name_servers and not target.controllers:
-        data = data_folder_here()
+        data = data_folder()
     evidence = from_folders([data] if data is not None else [], until)
     if target.name_servers and classic:
         async with context.admin() as admin:
@@ -169,7 +169,7 @@ def document(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
             for each in judgement.safeties
         ],
         "restarts": [asdict(restart) for restart in judgement.restarts],
-        "absent": [asdict(source) for source in evidence.sources if source.why],
+        "absent": [asdict(source) for source in evidence.absent],
     }
 
 
@@ -184,7 +184,7 @@ def touched(evidence: Evidence, finding: Finding) -> tuple[list[str], list[str]]
 
 def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
     """The first three lines say it all: the state, the cause, the next command."""
-    first, *others = judgement.findings or [None]
+    first = next(iter(judgement.findings), None)
     style = GOOD if judgement.state == "ok" else BAD
     where = f" in {evidence.cluster}" if evidence.cluster else ""
     if first is None:
@@ -209,12 +209,11 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
             )
     if first is not None:
         _show_finding(out, evidence, first)
-    causes = [each for each in others if each is not None and not each.symptom_of]
-    symptoms = [each for each in others if each is not None and each.symptom_of]
-    for each in causes:
+    for each in judgement.causes[1:]:
         _line(out, f"also:  {each.incident}: {each.cause}")
         if each.repairs:
             out.line(f"  {each.repairs[0].command or each.repairs[0].what}")
+    symptoms = [each for each in judgement.findings if each.symptom_of]
     for each in symptoms[:SYMPTOMS_SHOWN]:
         _line(out, f"follows from {each.symptom_of}: {each.cause}", style=DIM)
     if len(symptoms) > SYMPTOMS_SHOWN:
@@ -226,9 +225,8 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
         first_do = f": first {restart.first}" if restart.first else ""
         who = f"{restart.node}{at.get(restart.node, '')}"
         _line(out, f"restart {who}: {may}, because {restart.why}{first_do}")
-    for source in evidence.sources:
-        if source.why:
-            _line(out, f"not known: {source.name}: {source.why}", style=DIM)
+    for source in evidence.absent:
+        _line(out, f"not known: {source.name}: {source.why}", style=DIM)
 
 
 def _show_finding(out: Output, evidence: Evidence, finding: Finding) -> None:
