@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -81,13 +81,13 @@ async def elect_master(
         raise click.UsageError("--unclean needs the replica named: give -b N")
     if cut_later_acks and not unclean:
         raise click.UsageError("--cut-later-acks belongs to --unclean")
-    how = UncleanRequest(unclean, cut_later_acks)
+    how = None
     async with context.controller() as (admin, controller):
         if unclean and broker_id is not None:
             # Asked before, and kept: after the election the loser has cut what it had.
-            how.found.extend(await candidates(admin, controller, broker_name))
-            check_known(how.found, broker_name, broker_id)
-            confirm_unclean(context, broker_name, broker_id, how.found, yes=yes)
+            found = await candidates(admin, controller, broker_name)
+            confirm_unclean(context, broker_name, broker_id, found, yes=yes)
+            how = UncleanElection(found, cut_later_acks)
         await elect(context, admin, controller, (cluster_name, broker_name, broker_id), how)
 
 
@@ -100,42 +100,24 @@ async def drain(context: CommandContext, broker_addr: str) -> None:
     set without this one)."""
     async with context.controller() as (admin, controller):
         moved = await move_away(context, admin, controller, broker_addr)
-    if context.out.as_json:
-        context.out.document(
-            {
-                "brokerName": moved.group,
-                "brokerId": moved.broker_id,
-                "wasMaster": moved.was_master,
-                "masterBrokerId": moved.master,
-                "others": moved.others,
-            }
-        )
+    if context.out.wrote_json(moved):
         return
-    what = f"broker {moved.master} is master now" if moved.was_master else "it is no master"
-    context.out.line(f"broker {moved.broker_id} of {moved.group}: {what}")
+    broker_id, master, others = moved["brokerId"], moved["masterBrokerId"], moved["others"]
+    what = f"broker {master} is master now" if moved["wasMaster"] else "it is no master"
+    context.out.line(f"broker {broker_id} of {moved['brokerName']}: {what}")
     context.out.line(
-        f"it may be stopped (SIGTERM); everything is also on {named('broker', moved.others)}"
+        f"it may be stopped (SIGTERM); everything is also on {named('broker', others)}"
     )
-    if len(moved.others) == 1:
+    if len(others) == 1:
         context.out.line("until it is back there is one copy; with minInSyncReplicas 2 writes wait")
-
-
-@dataclass(frozen=True, slots=True)
-class MovedAway:
-    """A broker that may be stopped. `others`: ids of the living members of its set without it."""
-
-    group: str
-    broker_id: int
-    was_master: bool
-    master: int | None
-    others: list[int]
 
 
 async def move_away(
     context: CommandContext, admin: Admin, controller: ControllerAdmin, address: str
-) -> MovedAway:
-    """Hands the mastership of the broker at `address` over, if it has it. Raises CommandFailed,
-    with nothing changed, if no other living member of its set has everything."""
+) -> dict[str, Any]:
+    """Hands the mastership of the broker at `address` over, if it has it; returns the document of
+    `drain`. Raises CommandFailed, with nothing changed, if no other living member of its set has
+    everything."""
     name, me, group = await _replica(admin, controller, address)
     others = [r.broker_id for r in group.in_sync_replicas if r.alive and r.broker_id != me]
     if not others:
@@ -145,10 +127,15 @@ async def move_away(
         # Only living members of the set: another one may lack what was acknowledged.
         ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
         # The longest log: the least is left to copy while sends are held.
-        heir = max(ends, key=lambda each: each.log_end or 0).broker_id
-        await _hand_over(context, admin, controller, name, heir)
-        master = heir
-    return MovedAway(name, me, was_master, master, others)
+        master = max(ends, key=lambda each: each.log_end or 0).broker_id
+        await _hand_over(context, admin, controller, name, master)
+    return {
+        "brokerName": name,
+        "brokerId": me,
+        "wasMaster": was_master,
+        "masterBrokerId": master,
+        "others": others,
+    }
 
 
 async def _hand_over(
@@ -211,12 +198,11 @@ def replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class UncleanRequest:
-    """How unclean the election may be; `found` is what the replicas reported before."""
+class UncleanElection:
+    """`found`: what the replicas reported before it."""
 
-    wanted: bool = False
-    cut_later_acks: bool = False
-    found: list[Candidate] = field(default_factory=list)
+    found: list[Candidate]
+    cut_later_acks: bool
 
 
 async def elect(
@@ -224,14 +210,13 @@ async def elect(
     admin: Admin,
     controller: ControllerAdmin,
     who: tuple[str, str, int | None],
-    how: UncleanRequest | None = None,
+    how: UncleanElection | None = None,
 ) -> None:
     """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
-    how = how or UncleanRequest()
     _, broker_name, broker_id = who
     with WaitLine(f"electing a master of {broker_name} ..."):
         elected = await controller.elect_master(
-            *who, unclean=how.wanted, cut_later_acks=how.cut_later_acks
+            *who, unclean=how is not None, cut_later_acks=how is not None and how.cut_later_acks
         )
         check_elected(elected, broker_id)
         story = None
@@ -239,12 +224,12 @@ async def elect(
         if not elected.already_master:
             story = await _story(context, controller, elected)
     replicas = await controller.sync_state_data([broker_name])
-    if not context.out.wrote_json(
-        _document(elected, story) | _unclean_document(elected, story, how)
-    ):
-        if outcome := _outcome(elected, story):
-            context.out.line(outcome)
-        show_replicas(context, replicas)
+    unclean = _unclean_document(elected, story, how) if how is not None else {}
+    if context.out.wrote_json(_document(elected, story) | unclean):
+        return
+    if outcome := _outcome(elected, story):
+        context.out.line(outcome)
+    show_replicas(context, replicas)
 
 
 def check_elected(elected: ElectedMaster, broker_id: int | None) -> None:
@@ -275,10 +260,8 @@ def _document(elected: ElectedMaster, story: Story | None) -> dict[str, Any]:
 
 
 def _unclean_document(
-    elected: ElectedMaster, story: Story | None, how: UncleanRequest
+    elected: ElectedMaster, story: Story | None, how: UncleanElection
 ) -> dict[str, Any]:
-    if not how.wanted:
-        return {}
     ends = [each.log_end for each in how.found if each.broker_id == elected.master_broker_id]
     confirmed = [each.confirm_offset for each in how.found if each.confirm_offset is not None]
     opened = story is not None and story.opened_ms > 0
@@ -399,14 +382,6 @@ async def candidates(
     return sorted(all_of, key=lambda each: each.broker_id)
 
 
-def check_known(all_of: list[Candidate], broker_name: str, broker_id: int) -> None:
-    """Raises CommandFailed, naming the known ones, if there is no such broker."""
-    known = [each.broker_id for each in all_of]
-    if broker_id not in known:
-        names = ", ".join(map(str, known)) or "none"
-        raise CommandFailed(f"{broker_name} has no broker {broker_id}; known are {names}")
-
-
 def what_may_be_lost(all_of: list[Candidate], broker_id: int) -> str:
     """One sentence, from the reports of the replicas that reply."""
     named = next((each for each in all_of if each.broker_id == broker_id), None)
@@ -428,7 +403,12 @@ def what_may_be_lost(all_of: list[Candidate], broker_id: int) -> str:
 def confirm_unclean(
     context: CommandContext, broker_name: str, broker_id: int, all_of: list[Candidate], *, yes: bool
 ) -> None:
-    """Shows the candidates on standard error and asks. Raises CommandFailed if the answer is no."""
+    """Shows the candidates on standard error and asks. Raises CommandFailed if the answer is no, or
+    if there is no such broker."""
+    known = [each.broker_id for each in all_of]
+    if broker_id not in known:
+        names = ", ".join(map(str, known)) or "none"
+        raise CommandFailed(f"{broker_name} has no broker {broker_id}; known are {names}")
     # On standard error: with --json standard output has one document.
     click.echo(f"unclean election of broker {broker_id} in {broker_name}:", err=True)
     for each in all_of:
