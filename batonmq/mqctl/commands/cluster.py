@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from batonmq.client.admin.cluster import only_cluster
-from batonmq.mqctl.context import CommandContext, ask_all
+from batonmq.mqctl.context import CommandContext, answered, ask_all
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
 from batonmq.mqctl.params import command, exclusive, option
 from batonmq.mqctl.routes import (
@@ -19,7 +19,6 @@ from batonmq.mqctl.routes import (
 )
 from batonmq.protocol.bodies import PROBLEMS_KEY, ClusterInfo
 from batonmq.protocol.codes import MASTER_ID
-from batonmq.protocol.errors import BatonError
 
 
 @command("clusterList", interval=True)
@@ -44,9 +43,7 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
             away = [each for each in sorted(ours + unsure) if cluster_name in (None, each[0])]
             # One that answers is no dead machine: it may not serve, as without a master.
             answers = await ask_all([each[-1] for each in away], admin.brokers.runtime_info)
-            figures |= {
-                a: answer for a, answer in answers.items() if not isinstance(answer, BatonError)
-            }
+            figures |= answered(answers)
             _show_rates(context, info, figures, away)
 
 

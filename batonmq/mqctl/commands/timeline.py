@@ -8,8 +8,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
@@ -19,13 +20,15 @@ from batonmq.history.merge import in_order, merged
 from batonmq.history.reader import read_histories
 from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
-from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
+from batonmq.mqctl.context import CommandContext, CommandFailed, answered, disk_failures
 from batonmq.mqctl.output import DIM, note, when
 from batonmq.mqctl.params import COUNT, TIME, command, option
 from batonmq.mqctl.target import data_of
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
 
+T = TypeVar("T")
+Events = Sequence[HistoryEvent]
 FOLLOW_S: Final = 0.5
 FOLLOWED_EVENTS: Final = 500
 
@@ -79,35 +82,57 @@ async def timeline(
     failover, planned_switch, operator_election, unclean_election, switch_failed, master_lost,
     election_blocked, slave_lost, replica_joined, broker_restarted, lease_lost, controller_change,
     diverged, cleaned."""
+    wanted = _Wanted(broker_name, last, since_ms)
     if follow:
         if files or as_events:
             raise click.UsageError("--follow goes with neither --file nor --events")
-        await _follow(context, broker_name, last, since_ms)
+        await _follow(context, wanted)
         return
     events = _from_files(files) if files else await _from_controllers(context, broker_name)
     if as_events:
-        _show_events(context, events, broker_name, last, since_ms)
+        context.out.compact = True
+        for event in wanted.events(in_order(events)):
+            context.out.document(json.loads(event.to_json()))
         return
-    chosen = _chosen(events, broker_name, last, since_ms)
-    if context.out.as_json:
-        context.out.document([document(story) for story in chosen])
-    elif not chosen:
-        context.out.line(_why_nothing(events, broker_name, since_ms))
-    for story in chosen if not context.out.as_json else ():
+    chosen = wanted.stories(stories(events))
+    if context.out.wrote_json([document(story) for story in chosen]):
+        return
+    if not chosen:
+        context.out.line(_why_nothing(events, wanted))
+    for story in chosen:
         _show(context, story)
 
 
-Events = Sequence["HistoryEvent"]
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Of one broker group, or all (""); the last ones, from a time on."""
+
+    broker_name: str = ""
+    last: int | None = None
+    since_ms: int | None = None
+
+    def events(self, known: Iterable[HistoryEvent]) -> list[HistoryEvent]:
+        return self._newest([e for e in known if self._is_meant(e.broker_name, e.time_ms)])
+
+    def stories(self, known: Iterable[Story]) -> list[Story]:
+        return self._newest([s for s in known if self._is_meant(s.broker_name, s.ended_ms)])
+
+    def _is_meant(self, broker_name: str, time_ms: int) -> bool:
+        is_late_enough = self.since_ms is None or time_ms >= self.since_ms
+        return is_late_enough and self.broker_name in ("", broker_name)
+
+    def _newest(self, found: list[T]) -> list[T]:
+        return found if self.last is None else found[-self.last :]
 
 
-def _why_nothing(events: Events, broker_name: str, since_ms: int | None) -> str:
+def _why_nothing(events: Events, wanted: _Wanted) -> str:
     """What is shown without stories: an empty output would look as if nothing could be wrong."""
-    known = [event for event in events if broker_name in ("", event.broker_name)]
+    known = _Wanted(wanted.broker_name).events(events)
     if not known:
         return "nothing is recorded"
     last = max(known, key=lambda event: event.time_ms)
     what = f"{last.kind.replace('_', ' ')} of {last.broker_name or 'the controllers'}"
-    since = f" since {when(since_ms)}" if since_ms is not None else ""
+    since = f" since {when(wanted.since_ms)}" if wanted.since_ms is not None else ""
     return f"nothing is recorded{since}; the last event is {what} at {when(last.time_ms)}"
 
 
@@ -133,13 +158,8 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
         return _from_files(folders)
     async with context.controller() as (_, controller):
         answers = await controller.histories(broker_name)
-    found: dict[str, Events] = {}
-    silent: list[BatonError] = []
-    for address, answer in answers.items():
-        if isinstance(answer, BatonError):
-            silent.append(answer)
-        else:
-            found[address] = answer
+    found = answered(answers)
+    silent = [answer for answer in answers.values() if isinstance(answer, BatonError)]
     if not found:
         raise CommandFailed(
             f"no controller answers ({silent[0]}): start a majority of them, or read their files"
@@ -162,40 +182,9 @@ def _merged(sources: Mapping[str, Events], problems: Iterable[str]) -> Events:
     return found.events
 
 
-def _chosen(
-    events: Events, broker_name: str, last: int | None, since_ms: int | None
-) -> list[Story]:
-    chosen = [
-        story
-        for story in stories(events)
-        if broker_name in ("", story.broker_name)
-        and (since_ms is None or story.ended_ms >= since_ms)
-    ]
-    return chosen if last is None else chosen[-last:]
-
-
-def _show_events(
-    context: CommandContext,
-    events: Events,
-    broker_name: str,
-    last: int | None,
-    since_ms: int | None,
-) -> None:
-    chosen = [
-        event
-        for event in in_order(events)
-        if broker_name in ("", event.broker_name)
-        and (since_ms is None or event.time_ms >= since_ms)
-    ]
-    context.out.compact = True
-    for event in chosen if last is None else chosen[-last:]:
-        context.out.document(json.loads(event.to_json()))
-
-
-async def _follow(
-    context: CommandContext, broker_name: str, last: int | None, since_ms: int | None
-) -> None:
+async def _follow(context: CommandContext, asked: _Wanted) -> None:
     """Prints each step once; of what is over already only what was asked for."""
+    every = _Wanted(asked.broker_name)
     context.interval_s = FOLLOW_S  # ctrl-C is the usual end
     context.out.compact = True
     shown: dict[object, int] = {}
@@ -204,7 +193,7 @@ async def _follow(
     async with context.controller() as (_, controller):
         while True:
             try:
-                events = await controller.history(broker_name, limit=FOLLOWED_EVENTS)
+                events = await controller.history(asked.broker_name, limit=FOLLOWED_EVENTS)
             except BatonError as error:
                 if not lost:
                     note(f"note: no controller answers: {error}")
@@ -212,24 +201,16 @@ async def _follow(
                 await asyncio.sleep(FOLLOW_S)
                 continue
             lost = False
-            found = _chosen(events, broker_name, None, None)
-            wanted = _wanted_first(found, last, since_ms) if first else found
+            found = every.stories(stories(events))
+            asked_for = asked.stories(found) if first and asked != every else []
             for story in found:
                 # By its first step: a story grows, and what it is called may change meanwhile.
                 key = (story.broker_name, story.steps[0])
-                if not first or story in wanted:
+                if not first or story in asked_for:
                     newest = _show_growth(context, story, shown.get(key, 0), key, newest)
                 shown[key] = len(story.steps)
             first = False
             await asyncio.sleep(FOLLOW_S)
-
-
-def _wanted_first(found: list[Story], last: int | None, since_ms: int | None) -> list[Story]:
-    if since_ms is not None:
-        found = [story for story in found if story.ended_ms >= since_ms]
-    elif last is None:
-        return []
-    return found if last is None else found[-last:]
 
 
 def _show_growth(

@@ -9,7 +9,7 @@ from typing import Any
 
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.commands.cluster import first_rate, percent
-from batonmq.mqctl.context import CommandContext, ask_all, reason
+from batonmq.mqctl.context import CommandContext, answered, ask_all, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.mqctl.refusals import is_silent, refuses_client
@@ -167,6 +167,6 @@ async def _rows(
         wanted = [name for name in await names if not is_left_out(name)]
     except BatonError as error:
         return [], [" ".join(str(error).split())]
-    answers = (await ask_all(wanted[:ASKED_MAX], ask)).values()
-    found = [answer for answer in answers if not isinstance(answer, BatonError)]
-    return found, [" ".join(str(a).split()) for a in answers if isinstance(a, BatonError)]
+    answers = await ask_all(wanted[:ASKED_MAX], ask)
+    whys = [" ".join(str(a).split()) for a in answers.values() if isinstance(a, BatonError)]
+    return [*answered(answers).values()], whys
