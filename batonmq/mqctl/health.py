@@ -23,7 +23,7 @@ import msgspec
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
-from batonmq.mqctl.context import reason
+from batonmq.mqctl.context import answered, reason
 from batonmq.mqctl.refusals import lacks_disk_space, next_step, refuses_client
 from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
@@ -86,6 +86,17 @@ class Problem(str):
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerAnswer:
+    """`why`: why there is none. `problems`: what it reports of itself, nothing if it is Java's.
+    `figures`: RocketMQ's runtime figures. `at_ms`: when it came, in ms since 1970."""
+
+    why: str | None = None
+    problems: tuple[str, ...] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """What the nodes replied, by address. A text: what is wrong with the node; None: it replied.
 
@@ -93,17 +104,11 @@ class Findings:
 
     name_servers: Mapping[str, str | None]
     controllers: Mapping[str, ControllerMetadata | BatonError]
-    brokers: Mapping[str, str | None]
+    brokers: Mapping[str, BrokerAnswer]
     routes: ClusterInfo
     replicas: BrokerReplicasInfo
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The problems that the brokers that replied report of themselves, by address."""
-    figures: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """RocketMQ's runtime figures of the same brokers."""
-    answered_ms: Mapping[str, int] = field(default_factory=dict)
-    """When these came, in ms since 1970."""
     removed_groups: Sequence[str] = ()
     """Groups that the controllers remember, and that are no part of cluster.json any more."""
     classic: bool = False
@@ -114,9 +119,14 @@ class Findings:
     """Which cluster this is, for people."""
 
     @property
+    def metadata(self) -> dict[str, ControllerMetadata]:
+        """What the controllers that answer say."""
+        return answered(self.controllers)
+
+    @property
     def leader(self) -> str:
         """The controller that reports itself as leader; empty if there is none."""
-        return next((a for a, answer in self.controllers.items() if _leads(answer)), "")
+        return next((a for a, answer in self.metadata.items() if answer.is_leader), "")
 
     @property
     def groups(self) -> list[str]:
@@ -151,21 +161,21 @@ class Findings:
             for a, why in self.name_servers.items()
             if why
         ]
-        for address, answer in self.controllers.items():
-            if isinstance(answer, BatonError):
-                why = reason(address, answer)
+        for address, error in self.controllers.items():
+            if isinstance(error, BatonError):
+                why = reason(address, error)
                 found.append(Problem.of(f"controller {address}: {why}", next_step(why)))
         if not self.classic:
             found += self._leader_problems()
             found += self._log_problems()
-        found += [
-            Problem.of(
-                f"broker {a}: {why}", next_step(why), is_down=a in masters, group=masters.get(a)
-            )
-            for a, why in self.brokers.items()
-            if why and a not in self.left
-        ]
-        found += [self._reported(a, what) for a, lines in self.reported.items() for what in lines]
+        left = self.left
+        for address, broker in self.brokers.items():
+            if broker.why and address not in left:
+                text, step = f"broker {address}: {broker.why}", next_step(broker.why)
+                group = masters.get(address)
+                found.append(Problem.of(text, step, is_down=address in masters, group=group))
+        for address, broker in self.brokers.items():
+            found += [self._reported(address, what) for what in broker.problems]
         if not self.groups and not unreachable:
             found.append(
                 Problem.of("no broker group is registered", "start a broker", is_down=True)
@@ -186,6 +196,11 @@ class Findings:
         is_down = what == "refuses writes" or (what == "its disk is full" and group is not None)
         line, step = f"broker {address}: {text}", advice.format(address)
         return Problem.of(line, step, is_down=is_down, group=group)
+
+    @property
+    def up(self) -> frozenset[str]:
+        """Addresses of the brokers that answer."""
+        return frozenset(a for a, answer in self.brokers.items() if answer.why is None)
 
     @property
     def masters(self) -> dict[str, str]:
@@ -250,26 +265,22 @@ class Findings:
         return (routed.cluster if routed is not None else "") or "CLUSTER"
 
     def _leader_problems(self) -> list[Problem]:
-        named = {
-            answer.leader_address
-            for answer in self.controllers.values()
-            if not isinstance(answer, BatonError) and answer.leader_address
-        }
+        answers = self.metadata.values()
+        named = {answer.leader_address for answer in answers if answer.leader_address}
         if _refuse(self.controllers):
             text = "the controllers tell this client nothing: which groups are missing is not known"
             step = next_step(reason(*next(iter(self.controllers.items()))))
             # Masters that a route names say themselves whether they take writes.
             return [Problem.of(text, step, is_down=not any(self.masters))]
         if not self.leader:
-            answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
             why, advice = "a majority of them must run", "start the controllers that are away"
             though = ""
-            if answering * 2 > len(self.controllers):
+            if len(answers) * 2 > len(self.controllers):
                 why, though = "an election is under way, or cannot succeed", "though "
                 advice = "wait a moment; if that lasts, see what each controller says of itself"
-            count = f"{though}{answering} of {len(self.controllers)}"
+            count = f"{though}{len(answers)} of {len(self.controllers)}"
             what = "masters continue to take writes while their whole set follows, and none that"
-            if self.brokers and all(self.brokers.values()):  # no broker answers: none takes writes
+            if self.brokers and not self.up:  # no broker answers: none takes writes
                 what = "no master that"
             return [
                 Problem.of(
@@ -289,11 +300,7 @@ class Findings:
         return []
 
     def _log_problems(self) -> list[Problem]:
-        logs = {
-            address: answer.log
-            for address, answer in self.controllers.items()
-            if not isinstance(answer, BatonError) and answer.log is not None
-        }
+        logs = {a: answer.log for a, answer in self.metadata.items() if answer.log is not None}
         found = [
             Problem.of(
                 f"controller {a}: {what}",
@@ -391,8 +398,8 @@ class Findings:
                 controller_document(a, answer) for a, answer in self.controllers.items()
             ],
             "brokers": [
-                {**_node(a, why), "problems": list(self.reported.get(a, ()))}
-                for a, why in self.brokers.items()
+                {**_node(a, answer.why), "problems": list(answer.problems)}
+                for a, answer in self.brokers.items()
             ],
             **json.loads(self.replicas.encode()),
         }
@@ -423,10 +430,10 @@ async def poll_classic(admin: Admin) -> Findings:
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         {},
-        routes=routes,
-        replicas=BrokerReplicasInfo(),
+        dict(sorted(answers.items())),
+        routes,
+        BrokerReplicasInfo(),
         classic=True,
-        **_of_brokers(answers),
     )
 
 
@@ -462,12 +469,12 @@ async def poll(
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
-        routes=routes,
-        replicas=replicas,
-        replicas_error=replicas_error,
+        dict(sorted(answers.items())),
+        routes,
+        replicas,
+        replicas_error,
         expected={name: frozenset(members) for name, members in wanted.items()},
         removed_groups=removed,
-        **_of_brokers(answers),
     )
 
 
@@ -492,7 +499,7 @@ async def _roles(
     groups: Sequence[str],
 ) -> tuple[BrokerReplicasInfo, str | None]:
     """What the leading controller records, and why that is not known."""
-    if not any(map(_leads, answers.values())):
+    if not any(not isinstance(a, BatonError) and a.is_leader for a in answers.values()):
         why = "this client may not ask" if _refuse(answers) else "no controller leads"
         return BrokerReplicasInfo(), why
     try:
@@ -507,10 +514,6 @@ def _refuse(answers: Mapping[str, ControllerMetadata | BatonError]) -> bool:
     return bool(whys) and all(map(refuses_client, whys))
 
 
-def _leads(answer: ControllerMetadata | BatonError) -> bool:
-    return not isinstance(answer, BatonError) and answer.is_leader
-
-
 async def _routes(admin: Admin) -> ClusterInfo:
     try:
         return await admin.cluster.info()
@@ -518,43 +521,22 @@ async def _routes(admin: Admin) -> ClusterInfo:
         return ClusterInfo()
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Of a broker. `why`: why there is none; `problems`: of its own, none of a Java broker."""
-
-    why: str | None = None
-    problems: tuple[str, ...] = ()
-    figures: Mapping[str, str] = field(default_factory=dict)
-    at_ms: int = 0
-
-
-def _of_brokers(answers: Mapping[str, _Answer]) -> dict[str, Any]:
-    """The fields of Findings about brokers, ascending by address."""
-    replied = {a: answer for a, answer in sorted(answers.items()) if answer.why is None}
-    return {
-        "brokers": {a: answer.why for a, answer in sorted(answers.items())},
-        "reported": {a: answer.problems for a, answer in replied.items()},
-        "figures": {a: answer.figures for a, answer in replied.items()},
-        "answered_ms": {a: answer.at_ms for a, answer in replied.items()},
-    }
-
-
-async def _ask(admin: Admin, addresses: Collection[str]) -> dict[str, _Answer]:
+async def _ask(admin: Admin, addresses: Collection[str]) -> dict[str, BrokerAnswer]:
     answers = await asyncio.gather(*(_ask_one(admin, address) for address in addresses))
     return dict(zip(addresses, answers, strict=True))
 
 
-async def _ask_one(admin: Admin, address: str) -> _Answer:
+async def _ask_one(admin: Admin, address: str) -> BrokerAnswer:
     try:
         figures = await admin.brokers.runtime_info(address)
     except BatonError as error:
-        return _Answer(reason(address, error))
+        return BrokerAnswer(reason(address, error))
     at_ms = wall_ms()
     problems = tuple(map(str, json.loads(figures.get(PROBLEMS_KEY, "[]"))))
     if any("disk" in each for each in problems):
         details = await _of_its_disk(admin, address, figures)
         problems = tuple(f"{each}{details}" if "disk" in each else each for each in problems)
-    return _Answer(None, problems, figures, at_ms)
+    return BrokerAnswer(None, problems, figures, at_ms)
 
 
 async def _of_its_disk(admin: Admin, address: str, figures: Mapping[str, str]) -> str:

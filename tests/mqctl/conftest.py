@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 from unittest.mock import Mock
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import batonmq.client.admin.admin
 import batonmq.client.consumer.pull_consumer
@@ -57,6 +56,8 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.message_id import decode_offset_msg_id
+from lab.cluster.mqctl import Ran
 
 NS = "10.0.0.1:9876"
 CONTROLLERS = LEADER, OTHER = ("10.0.0.1:9878", "10.0.0.2:9878")
@@ -94,9 +95,9 @@ def stored_message(**changes: Any) -> MessageExt:
 class FakeController:
     """What the controllers of the fake cluster answer; tests change its attributes."""
 
-    def __init__(self, admin: FakeAdmin, addresses: tuple[str, ...]) -> None:
+    def __init__(self, fake: FakeCluster, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
-        self._fake = admin.fake
+        self._fake = fake
 
     async def all_metadata(self) -> dict[str, Any]:
         return {a: self._fake.metadata.get(a, ConnectError(a, "refused")) for a in self.addresses}
@@ -170,11 +171,10 @@ class FakeController:
         return found
 
 
-@dataclass
 class FakeCluster:
     """One group of a master and a slave, both in sync, two controllers, one name server."""
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
         self.refuses: set[str] = set()
@@ -227,6 +227,14 @@ class FakeCluster:
             }
         )
 
+    def routed_masters(self) -> dict[str, str]:
+        found = {}
+        for name, data in self.info.broker_addr_table.items():
+            if 0 not in data.broker_addrs:
+                raise NoMasterError(name)
+            found[name] = data.broker_addrs[0]
+        return found
+
     def lose_group(self, name: str, address: str) -> None:
         """Only the controllers know a group whose last broker is dead."""
         lost = ReplicaIdentity(alive=False, broker_address=address, broker_id=1, broker_name=name)
@@ -236,104 +244,52 @@ class FakeCluster:
         )
 
 
-class FakeAdmin:
-    fake: FakeCluster
+class FakePart:
+    """Calls of one subject, named as those of the real `Admin`."""
 
-    def __init__(
-        self, name_servers: tuple[str, ...], *, timeout_ms: int, client_options: ClientOptions
-    ) -> None:
-        self.name_servers, self.client = name_servers, Mock(options=client_options)
-        self.fake.calls.append(("Admin", name_servers, timeout_ms))
-        self.cluster = SimpleNamespace(
-            info=self.cluster_info,
-            name_server_states=self.name_server_states,
-            masters=self.masters,
-            targets=self.masters,
-        )
-        self.brokers = SimpleNamespace(
-            runtime_info=self.broker_runtime_info,
-            config=self.broker_config,
-            update_config=self.update_broker_config,
-            ha_status=self.broker_ha_status,
-            epochs=self.broker_epoch,
-            repair=self.repair_replica,
-        )
-        self.users = self.fake.users or SimpleNamespace(users=self.no_users)
-        self.topics = SimpleNamespace(
-            names=self.topic_list,
-            route=self.topic_route,
-            stats=self.topic_stats,
-            traffic=self.topic_traffic,
-            change=self.change_topic,
-            delete=self.delete_topic,
-            config=self.topic_config,
-            configs=self.topic_configs,
-            create_or_update=self.put_topic,
-        )
-        self.consumer_groups = SimpleNamespace(
-            offsets=self.all_consumer_offsets,
-            names=self.list_consumer_groups,
-            settings=self.group_settings,
-            progress=self.consumer_progress,
-            connections=self.consumer_connections,
-            reset_offsets=self.reset_offsets,
-            preview_reset=self.preview_reset,
-            update=self.put_group,
-            delete=self.delete_group,
-            commit=self.commit,
-            producers=self.producers,
-            progress_of_broker=self.progress_of_broker,
-        )
-        self.messages = SimpleNamespace(
-            by_id=self.message_by_id,
-            by_key=self.messages_by_key,
-            by_unique_key=self.message_by_unique_key,
-        )
+    def __init__(self, fake: FakeCluster) -> None:
+        self.fake = fake
 
-    async def __aenter__(self) -> FakeAdmin:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    def controller(self, addresses: tuple[str, ...]) -> FakeController:
-        return FakeController(self, tuple(addresses))
-
-    def _check(self, address: str) -> None:
+    def check(self, address: str) -> None:
         if address in self.fake.dead:
             raise ConnectError(address, "Connection refused")
         if address in self.fake.refuses:
             raise ResponseError(16, "shop lacks Get", address)
 
-    async def cluster_info(self) -> ClusterInfo:
+    def check_masters(self, masters: Mapping[str, str] | None) -> None:
+        """As a call that asks these masters, or all, and fails if one does."""
+        for address in (self.fake.routed_masters() if masters is None else masters).values():
+            self.check(address)
+
+
+class FakeClusterAdmin(FakePart):
+    async def info(self) -> ClusterInfo:
         return self.fake.info
 
     async def name_server_states(self) -> dict[str, str | None]:
-        return dict.fromkeys(self.name_servers, self.fake.name_server_error)
+        return {NS: self.fake.name_server_error}
 
-    async def masters(self, cluster: str | None = None, broker: str | None = None) -> Any:
-        if broker:
-            return {broker: broker}
-        found = {}
-        for name, data in self.fake.info.broker_addr_table.items():
-            if 0 not in data.broker_addrs:
-                raise NoMasterError(name)
-            found[name] = data.broker_addrs[0]
-        return found
+    async def targets(self, cluster: str | None, broker: str | None) -> dict[str, str]:
+        return {broker: broker} if broker else self.fake.routed_masters()
 
-    async def broker_config(self, address: str) -> dict[str, str]:
-        self._check(address)
+    async def masters(self) -> dict[str, str]:
+        return self.fake.routed_masters()
+
+
+class FakeBrokers(FakePart):
+    async def config(self, address: str) -> dict[str, str]:
+        self.check(address)
         names = {"brokerName": "broker-a", "brokerClusterName": "C"}
         return {**names, **self.fake.settings.get(address, {})}
 
-    async def update_broker_config(self, address: str, settings: dict[str, str]) -> None:
-        self._check(address)
+    async def update_config(self, address: str, settings: dict[str, str]) -> None:
+        self.check(address)
         if "brokerName" in settings:
             raise ResponseError(16, "not that one", address)
         self.fake.settings.setdefault(address, {}).update(settings)
 
-    async def broker_runtime_info(self, address: str) -> dict[str, str]:
-        self._check(address)
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        self.check(address)
         if address in self.fake.log_ends:
             log_end, confirmed = self.fake.log_ends[address]
             return {"commitLogMaxOffset": str(log_end), "confirmOffset": str(confirmed)}
@@ -343,12 +299,12 @@ class FakeAdmin:
                 "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4",
                 **self.fake.figures.get(address, {})}  # fmt: skip
 
-    async def repair_replica(self, address: str, suspect: str) -> str:
+    async def repair(self, address: str, suspect: str) -> str:
         self.fake.calls.append(("repair_replica", address, suspect))
         return "cut at 100"
 
-    async def broker_ha_status(self, address: str) -> HARuntimeInfo:
-        self._check(address)
+    async def ha_status(self, address: str) -> HARuntimeInfo:
+        self.check(address)
         connections = [HAConnectionRuntimeInfo(addr=SLAVE, in_sync=True, slave_ack_offset=300)]
         return HARuntimeInfo(
             master=address in self.fake.masters,
@@ -356,8 +312,8 @@ class FakeAdmin:
             ha_connection_info=connections if address == MASTER else [],
         )
 
-    async def broker_epoch(self, address: str) -> EpochEntryCache:
-        self._check(address)
+    async def epochs(self, address: str) -> EpochEntryCache:
+        self.check(address)
         return EpochEntryCache(
             broker_id=1,
             broker_name="broker-a",
@@ -366,10 +322,12 @@ class FakeAdmin:
             max_offset=300,
         )
 
-    async def topic_list(self) -> list[str]:
+
+class FakeTopics(FakePart):
+    async def names(self) -> list[str]:
         return ["T", "U"]
 
-    async def topic_route(self, topic: str) -> TopicRouteData:
+    async def route(self, topic: str) -> TopicRouteData:
         if topic not in ("T", "U"):
             raise ResponseError(17, "No topic route info", NS)
         return TopicRouteData(
@@ -377,40 +335,43 @@ class FakeAdmin:
             queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4)],
         )
 
-    async def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
+    async def stats(self, topic: str) -> tuple[QueueStats, ...]:
         return (QueueStats(MessageQueue(topic, "broker-a", 0), 3, 9, 1_700_000_000_000),)
 
-    async def no_users(self, address: str) -> list[Any]:
-        raise ResponseError(16, "it keeps no users", address)
-
-    async def topic_traffic(self, topic: str) -> tuple[Traffic, ...]:
+    async def traffic(self, topic: str) -> tuple[Traffic, ...]:
         if topic != "T":
             return (Traffic(topic, None, 0.0, 0),)
         came_in, got = (0.0, 0.0) if self.fake.calm else (2.5, 1.25)
         return (Traffic(topic, None, came_in, 100), Traffic(topic, "G", got, 96))
 
-    async def change_topic(
+    async def change(
         self, topic: str, changes: TopicChanges, **where: Any
     ) -> dict[str, ChangedTopic]:
         self.fake.calls.append(("change_topic", topic, changes, where))
         config = TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=3)
         return {"broker-a": ChangedTopic(MASTER, config)}
 
-    async def topic_config(self, address: str, topic: str) -> TopicConfig | None:
+    async def config(self, address: str, topic: str) -> TopicConfig | None:
         known = topic in ("T", "U")
         return TopicConfig(topic_name=topic, write_queue_nums=4) if known else None
 
-    async def topic_configs(self, address: str) -> TopicConfigSerializeWrapper:
+    async def configs(self, address: str) -> TopicConfigSerializeWrapper:
         return TopicConfigSerializeWrapper(topic_config_table=dict(self.fake.topics))
 
-    async def put_topic(self, config: TopicConfig, *, broker: str) -> None:
+    async def create_or_update(self, config: TopicConfig, *, broker: str) -> None:
         config.attributes = {key.lstrip("+"): value for key, value in config.attributes.items()}
         self.fake.topics[config.topic_name] = config
 
-    async def put_group(self, config: SubscriptionGroupConfig, *, broker: str) -> None:
+    async def delete(self, topic: str, cluster: str) -> dict[str, str]:
+        self.fake.calls.append(("delete_topic", topic, cluster))
+        return {"broker-a": MASTER}
+
+
+class FakeGroups(FakePart):
+    async def update(self, config: SubscriptionGroupConfig, *, broker: str) -> None:
         self.fake.group_table[config.group_name] = config
 
-    async def delete_group(self, group: str, **how: Any) -> dict[str, str]:
+    async def delete(self, group: str, **how: Any) -> dict[str, str]:
         self.fake.calls.append(("delete_group", group, how))
         return {"broker-a": MASTER}
 
@@ -424,35 +385,26 @@ class FakeAdmin:
     async def producers(
         self, group: str, masters: Mapping[str, str] | None = None
     ) -> list[ClientConnection]:
-        await self._ask(masters)
+        self.check_masters(masters)
         return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
 
     async def progress_of_broker(self, address: str) -> dict[str, list[QueueProgress]]:
-        return {"G": list((await self.consumer_progress("G", None, {address: address})).queues)}
+        return {"G": list((await self.progress("G", None, {address: address})).queues)}
 
-    async def group_settings(self, address: str) -> SubscriptionGroupWrapper:
+    async def settings(self, address: str) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))
 
-    async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
-        self.fake.calls.append(("delete_topic", topic, cluster))
-        return {"broker-a": MASTER}
-
-    async def all_consumer_offsets(self, address: str) -> dict[str, dict[int, int]]:
+    async def offsets(self, address: str) -> dict[str, dict[int, int]]:
         return self.fake.offsets
 
-    async def _ask(self, masters: Mapping[str, str] | None) -> None:
-        """As a call that asks these masters, or all, and fails if one does."""
-        for address in (await self.masters() if masters is None else masters).values():
-            self._check(address)
-
-    async def list_consumer_groups(self, masters: Mapping[str, str] | None = None) -> list[str]:
-        await self._ask(masters)
+    async def names(self, masters: Mapping[str, str] | None = None) -> list[str]:
+        self.check_masters(masters)
         return self.fake.groups
 
-    async def consumer_progress(
+    async def progress(
         self, group: str, topic: str | None = None, masters: Mapping[str, str] | None = None
     ) -> GroupProgress:
-        await self._ask(masters)
+        self.check_masters(masters)
         queues = (
             (QueueProgress(MessageQueue("T", "broker-a", 0), 9, 5, 1_700_000_000_000, 8),)
             if group == "G"
@@ -460,10 +412,10 @@ class FakeAdmin:
         )
         return GroupProgress(group, queues, ("10.0.0.9@1",) if group == "G" else ())
 
-    async def consumer_connections(
+    async def connections(
         self, group: str, masters: Mapping[str, str] | None = None
     ) -> ConsumerConnection | None:
-        await self._ask(masters)
+        self.check_masters(masters)
         if group != "G":
             return None
         return ConsumerConnection(
@@ -479,33 +431,67 @@ class FakeAdmin:
         queues = (MessageQueue(asked[1], "broker-a", n) for n in range(2))
         return dict(zip(queues, ((5, 9), (7, 2)), strict=True))
 
-    async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
-        from batonmq.protocol.message_id import decode_offset_msg_id
 
+class FakeMessages(FakePart):
+    async def by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
         address, offset = decode_offset_msg_id(msg_id)
-        self._check(address)
+        self.check(address)
         return next((m for m in self.fake.messages if m.physical_offset == offset), None)
 
-    async def messages_by_key(self, topic: str, key: str, **limits: Any) -> list[MessageExt]:
+    async def by_key(self, topic: str, key: str, **limits: Any) -> list[MessageExt]:
         self.fake.calls.append(("by_key", topic, key, limits))
         return [m for m in self.fake.messages if key in m.keys.split()]
 
-    async def message_by_unique_key(self, topic: str, key: str) -> MessageExt | None:
+    async def by_unique_key(self, topic: str, key: str) -> MessageExt | None:
         return next((m for m in self.fake.messages if m.uniq_key == key), None)
 
 
-class FakeProducer:
-    sent: list[Any]
-    status = "SEND_OK"
+class FakeUsers(FakePart):
+    async def users(self, address: str) -> list[Any]:
+        raise ResponseError(16, "it keeps no users", address)
 
-    def __init__(self, group: str, **options: Any) -> None:
-        pass
 
-    async def __aenter__(self) -> FakeProducer:
+class FakeAdmin:
+    fake: FakeCluster
+
+    def __init__(
+        self, name_servers: tuple[str, ...], *, timeout_ms: int, client_options: ClientOptions
+    ) -> None:
+        self.client = Mock(options=client_options)
+        self.fake.calls.append(("Admin", name_servers, timeout_ms))
+        self.cluster = FakeClusterAdmin(self.fake)
+        self.brokers = FakeBrokers(self.fake)
+        self.users = self.fake.users or FakeUsers(self.fake)
+        self.topics = FakeTopics(self.fake)
+        self.consumer_groups = FakeGroups(self.fake)
+        self.messages = FakeMessages(self.fake)
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         pass
+
+    def controller(self, addresses: tuple[str, ...]) -> FakeController:
+        return FakeController(self.fake, tuple(addresses))
+
+
+class FakeClient:
+    """A producer or consumer, which commands open with `async with`."""
+
+    def __init__(self, group: str, **options: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+
+class FakeProducer(FakeClient):
+    sent: list[Any]
+    status = "SEND_OK"
 
     async def send(self, message: Any, *, selector: Any = None) -> Any:
         queues = [MessageQueue(message.topic, "broker-a", n) for n in range(2)]
@@ -521,17 +507,8 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
     return FakeProducer
 
 
-class FakeConsumer:
+class FakeConsumer(FakeClient):
     """Two queues of three messages each, stored at 100, 101, 102."""
-
-    def __init__(self, group: str, **options: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> FakeConsumer:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
 
     async def fetch_queues(self, topic: str, **options: Any) -> tuple[MessageQueue, ...]:
         return tuple(MessageQueue(topic, "broker-a", n) for n in range(2))
@@ -607,27 +584,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     return FakeAdmin.fake
 
 
-@dataclass
-class Ran:
-    result: Result
-
-    @property
-    def code(self) -> int:
-        return self.result.exit_code
-
-    @property
-    def out(self) -> str:
-        return self.result.stdout
-
-    @property
-    def err(self) -> str:
-        return self.result.stderr
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def mqctl(fake: FakeCluster) -> Callable[..., Ran]:
     """Runs one command line against the fake cluster; no traceback may reach the user."""
@@ -636,6 +592,6 @@ def mqctl(fake: FakeCluster) -> Callable[..., Ran]:
         result = CliRunner().invoke(cli, arguments, prog_name="mqctl")
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         assert "Traceback" not in result.output
-        return Ran(result)
+        return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run

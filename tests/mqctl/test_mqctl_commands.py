@@ -23,6 +23,7 @@ from tests.mqctl.conftest import (
     UNIQUE_ID,
     FakeConsumer,
     FakeProducer,
+    FakeTopics,
     Run,
 )
 
@@ -533,7 +534,7 @@ def test_ctrl_c_is_the_usual_end_only_of_what_prints_again_and_again(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("asyncio.sleep", ctrl_c)
-    monkeypatch.setattr("batonmq.client.admin.admin.Admin.topic_list", ctrl_c)
+    monkeypatch.setattr(FakeTopics, "names", ctrl_c)
     assert mqctl("clusterList", "-i", "1").code == 0
     assert mqctl("topicList").code == 1
     fake.dead = {SLAVE}

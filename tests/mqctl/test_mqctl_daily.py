@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.shell_completion import ShellComplete
 
-import batonmq.client.admin.admin
 from batonmq.client.errors import NoMasterError, SendAttempt, SendFailedError
 from batonmq.mqctl.commands import bench, dlq
 from batonmq.mqctl.main import cli
@@ -22,7 +21,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from tests.mqctl.conftest import MASTER, SLAVE, Run, stored_message, write_cluster
+from tests.mqctl.conftest import MASTER, SLAVE, FakeGroups, Run, stored_message, write_cluster
 
 DESTRUCTIVE = (
     ("deleteTopic", "-t", "T", "-c", "C"),
@@ -158,7 +157,7 @@ def test_top_shows_the_brokers_while_a_group_has_no_master(
     async def masterless(*_: object) -> Any:
         raise NoMasterError("broker-a")
 
-    monkeypatch.setattr(batonmq.client.admin.admin.Admin, "consumer_progress", masterless)
+    monkeypatch.setattr(FakeGroups, "progress", masterless)
     done = mqctl("top", "--once")
     assert done.code == 0 and "broker-a has no reachable master" in done.out
     assert MASTER in done.out and SLAVE in done.out

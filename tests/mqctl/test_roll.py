@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.client.admin.types import ControllerMetadata
-from batonmq.mqctl.health import Findings
+from batonmq.mqctl.health import BrokerAnswer, Findings
 from batonmq.mqctl.roll import (
     Doubt,
     RollFile,
@@ -75,7 +75,7 @@ def findings(
     return Findings(
         dict.fromkeys(SERVERS),
         leading,
-        {a: "does not answer" if a in away else None for a in BROKERS},
+        {a: BrokerAnswer("does not answer" if a in away else None) for a in BROKERS},
         ClusterInfo(broker_addr_table={"a": BrokerData({0: master}, "a", "c")}),
         BrokerReplicasInfo(replicas_info_table={"a": info}),
     )

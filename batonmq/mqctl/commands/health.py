@@ -129,9 +129,9 @@ def _show(context: CommandContext, findings: Findings) -> None:
             note = "leader" if answer.is_leader else ""
             add("controller", address, "see below" if has_problems else None, note)
     left = findings.left
-    for address, why in findings.brokers.items():
+    for address, broker in findings.brokers.items():
         if address not in left:
-            add("broker", address, why or ("see below" if findings.reported.get(address) else None))
+            add("broker", address, broker.why or ("see below" if broker.problems else None))
     for name in findings.groups:
         info = findings.replicas.replicas_info_table.get(name)
         if findings.classic:

@@ -21,9 +21,9 @@ from batonmq.mqctl.refusals import may_not
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
+    AbsentSource,
     ConsumersEvidence,
     Evidence,
-    EvidenceSource,
     GroupEvidence,
     NodeEvidence,
     recorded,
@@ -53,24 +53,20 @@ async def ask(
     `timeout_ms`: of one answer. Raises BatonError if the user may not ask."""
     found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
     _require_rights(found)
-    sources: list[EvidenceSource] = []
+    absent: list[AbsentSource] = []
     routes, events, consumers = await asyncio.gather(
         _routes(admin, found, timeout_ms),
-        _history(controller, sources),
-        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found, sources), sources),
+        _history(controller, absent),
+        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found, absent), absent),
     )
     nodes = _nodes(evidence, found)
     answers = {
         a: reason(a, answer) if isinstance(answer, BatonError) else None
         for a, answer in found.controllers.items()
     }
-    problems = {
-        problem
-        for answer in found.controllers.values()
-        if not isinstance(answer, BatonError) and answer.log is not None
-        for problem in answer.log.problems
-    }
-    is_live = any(why is None for why in (*found.brokers.values(), *answers.values()))
+    logs = [answer.log for answer in found.metadata.values() if answer.log is not None]
+    problems = {problem for log in logs for problem in log.problems}
+    is_live = bool(found.up or found.metadata)
     base = evidence.groups or groups_of(events, is_current=False)
     return replace(
         evidence,
@@ -83,7 +79,7 @@ async def ask(
         controllers=answers,
         controller_problems=tuple(sorted(problems)),
         consumers=tuple(consumers) if consumers is not None else evidence.consumers,
-        sources=(*evidence.sources, *sources),
+        absent=(*evidence.absent, *absent),
         is_live=is_live,
         health=found.state if is_live or any(node.refuses_us for node in nodes) else "",
         start="" if is_live else evidence.start,
@@ -91,7 +87,8 @@ async def ask(
 
 
 def _require_rights(found: Findings) -> None:
-    for why in filter(None, (*found.name_servers.values(), *found.brokers.values())):
+    whys = (*found.name_servers.values(), *(answer.why for answer in found.brokers.values()))
+    for why in filter(None, whys):
         if may_not(why):  # who answers so is not hung
             raise BatonError(
                 f"{why}. With a user that may not ask the nodes only files can be judged:"
@@ -100,15 +97,15 @@ def _require_rights(found: Findings) -> None:
 
 
 async def _within(
-    seconds: float, name: str, work: Awaitable[T], sources: list[EvidenceSource]
+    seconds: float, name: str, work: Awaitable[T], absent: list[AbsentSource]
 ) -> T | None:
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        sources.append(EvidenceSource(name, f"no answer within {seconds:g} s"))
+        absent.append(AbsentSource(name, f"no answer within {seconds:g} s"))
     except BatonError as error:
-        sources.append(EvidenceSource(name, str(error)))
+        absent.append(AbsentSource(name, str(error)))
     return None
 
 
@@ -132,7 +129,7 @@ async def _routes(admin: Admin, found: Findings, timeout_ms: int) -> dict[str, d
 
 
 async def _history(
-    controller: ControllerAdmin | None, sources: list[EvidenceSource]
+    controller: ControllerAdmin | None, absent: list[AbsentSource]
 ) -> tuple[HistoryEvent, ...]:
     if controller is None:
         return ()
@@ -140,22 +137,23 @@ async def _history(
     known = {}
     for address, answer in (await controller.histories(limit=HISTORY_EVENTS)).items():
         if isinstance(answer, BatonError):
-            sources.append(EvidenceSource(f"history of {address}", str(answer)))
+            absent.append(AbsentSource(f"history of {address}", str(answer)))
         else:
             known[address] = answer
     return merged(known).events
 
 
 async def _consumers(
-    admin: Admin, found: Findings, sources: list[EvidenceSource]
+    admin: Admin, found: Findings, absent: list[AbsentSource]
 ) -> list[ConsumersEvidence]:
-    if not any(why is None for why in found.brokers.values()):
+    up = found.up
+    if not up:
         return []
     routed, without = masters_of(found.routes)
     # One master that is away must not hide what the others know.
-    masters = {name: a for name, a in routed.items() if found.brokers.get(a, "?") is None}
+    masters = {name: address for name, address in routed.items() if address in up}
     for name in sorted({*routed, *without} - masters.keys()):
-        sources.append(EvidenceSource(f"consumer groups at {name}", "no master of it answers"))
+        absent.append(AbsentSource(f"consumer groups at {name}", "no master of it answers"))
     groups = admin.consumer_groups
     names = [n for n in await groups.names(masters) if not is_system_group(n)]
     asked = (groups.progress(name, None, masters) for name in names[:GROUPS_MAX])
@@ -195,19 +193,19 @@ def _nodes(evidence: Evidence, found: Findings) -> tuple[NodeEvidence, ...]:
     for address, why in found.name_servers.items():
         node = nodes.get(address, NodeEvidence(address, NAME_SERVER, address))
         nodes[address] = replace(node, asked=True, refused=why)
-    for address, why in found.brokers.items():
+    for address, answer in found.brokers.items():
         if address in removed:  # its silence is no incident
             continue
         node = nodes.get(address, NodeEvidence(address, BROKER, address, group_of.get(address, "")))
-        report = found.figures.get(address, {})
+        late = _undelivered(answer.figures)
         nodes[address] = replace(
             node,
             asked=True,
-            refused=why,
-            report=report,
-            answered_ms=found.answered_ms.get(address, 0),
-            due_ms=due_ms(Path(node.folder), _undelivered(report)) if node.folder else 0,
-            problems=tuple(found.reported.get(address, ())),
+            refused=answer.why,
+            report=answer.figures,
+            answered_ms=answer.at_ms,
+            due_ms=due_ms(Path(node.folder), late) if node.folder else 0,
+            problems=answer.problems,
         )
     return tuple(nodes.values())
 
@@ -226,7 +224,7 @@ def _undelivered(report: Mapping[str, str]) -> dict[int, int]:
 
 def _groups(found: Findings, known: Sequence[GroupEvidence]) -> tuple[GroupEvidence, ...]:
     """As the leading controller records them; without one as they were recorded last."""
-    reports = found.figures
+    reports, up = {a: answer.figures for a, answer in found.brokers.items()}, found.up
     groups = {group.name: group for group in known}
     for name, info in found.replicas.replicas_info_table.items():
         before = groups.get(name, GroupEvidence(name))
@@ -238,7 +236,6 @@ def _groups(found: Findings, known: Sequence[GroupEvidence]) -> tuple[GroupEvide
         ends = [int(r.get("confirmOffset") or -1) for a, r in reports.items() if a in addresses]
         if name not in found.replicas.replicas_info_table:
             # The record may be old: who serves now is who says so.
-            up = {a for a, why in found.brokers.items() if why is None}
             alive = frozenset(i for i, a in group.replicas.items() if a in up)
             masters = {a for a, r in reports.items() if r.get("brokerRole", "").endswith("MASTER")}
             master = next((i for i, a in group.replicas.items() if a in masters), 0)

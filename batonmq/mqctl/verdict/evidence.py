@@ -1,4 +1,4 @@
-"""What a verdict rests on: facts of each process, store and group, and which sources are absent.
+"""What a verdict rests on: facts of each process, store and group, and what is absent.
 
 Pure. Times are ms since 1970, 0 unknown; offsets are bytes of the log, ends exclusive.
 """
@@ -23,11 +23,11 @@ NodeKind = Literal["broker", "name server"]
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceSource:
-    """Something that was looked at; `why` says why it is absent, "" if it is there."""
+class AbsentSource:
+    """Something that would be evidence, and why it is not there."""
 
     name: str
-    why: str = ""
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Evidence:
     """Controller -> why it does not answer."""
     controller_problems: tuple[str, ...] = ()
     consumers: tuple[ConsumersEvidence, ...] = ()
-    sources: tuple[EvidenceSource, ...] = ()
+    absent: tuple[AbsentSource, ...] = ()
     is_live: bool = False
     """Some process answered."""
     health: str = ""

@@ -20,9 +20,9 @@ from batonmq.launcher.current import UNFINISHED, serves
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
+    AbsentSource,
     ConsumersEvidence,
     Evidence,
-    EvidenceSource,
     GroupEvidence,
     NodeEvidence,
     NodeKind,
@@ -45,7 +45,7 @@ from batonmq.runtime.clock import wall_ms
 def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence:
     """The evidence of data folders of `batonmq up`, of brokers, of controllers, in any mix."""
     nodes: list[NodeEvidence] = []
-    sources: list[EvidenceSource] = []
+    absent: list[AbsentSource] = []
     cluster = start = ""
     is_orphaned = False
     for folder in (each.absolute() for each in folders):
@@ -70,10 +70,10 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
                 NodeEvidence(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts)
             )
         else:
-            sources.append(EvidenceSource(str(folder), "neither a cluster nor a store is in it"))
+            absent.append(AbsentSource(str(folder), "neither a cluster nor a store is in it"))
     events, problems = _history(nodes)
-    sources += [EvidenceSource("history", problem) for problem in problems]
-    nodes = _with_logs(nodes, sources, until)
+    absent += [AbsentSource("history", problem) for problem in problems]
+    nodes = _with_logs(nodes, absent, until)
     return Evidence(
         wall_ms(),
         cluster,
@@ -83,7 +83,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
         groups=groups_of(events, _all_are_read(nodes, events)),
         stories=stories(events),
         consumers=_consumers(nodes),
-        sources=tuple(sources),
+        absent=tuple(absent),
     )
 
 
@@ -235,7 +235,7 @@ def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[GroupEv
 
 
 def _with_logs(
-    nodes: Sequence[NodeEvidence], sources: list[EvidenceSource], until: Callable[[], bool]
+    nodes: Sequence[NodeEvidence], absent: list[AbsentSource], until: Callable[[], bool]
 ) -> list[NodeEvidence]:
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
@@ -268,7 +268,7 @@ def _with_logs(
             if at in found and found[at].read_from > found[at].begin:
                 unread = found[at].read_from - found[at].begin
                 why = f"its oldest {unread >> 20} MiB were not read in time: mqctl verifyStore"
-                sources.append(EvidenceSource(f"log of {node.name}", whys.get(at, why)))
+                absent.append(AbsentSource(f"log of {node.name}", whys.get(at, why)))
             store = read_derived(store, until)
         known.append(replace(node, store=store))
     return known

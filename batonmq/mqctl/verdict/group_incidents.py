@@ -15,6 +15,7 @@ from batonmq.mqctl.verdict.incidents import (
     Finding,
     Recogniser,
     Repair,
+    of_node,
     serving_again,
     since,
 )
@@ -148,23 +149,21 @@ def _slaves(evidence: Evidence) -> Iterator[Finding]:
         if not node.runs or not node.report or not group.master or me == group.master:
             continue
         stuck = next((t for t in node.problems if t.startswith(STUCK)), "")
-        outside = me not in group.members
         if stuck:
             name = "peers-cut" if "connect" in stuck or "answer" in stuck else "slave-stuck"
             cause = f"{node.name} runs and cannot follow its master: {stuck.partition(': ')[2]}"
             look = Repair("look at the way from it to its master", "mqctl haStatus")
-            yield Finding(name, node.name, cause, 0, (node.group,), (look,))
-        elif outside:
+            yield of_node(node, name, cause, look)
+        elif me not in group.members:
             master = evidence.node_of(node.group, group.master)
             ends = [int(n.report.get("commitLogMaxOffset") or 0) for n in (master, node) if n]
             behind = max(0, ends[0] - ends[-1]) if len(ends) == 2 else 0
             cause = (
                 f"{node.name} runs and is not in the SyncStateSet: {counted(behind, 'byte')} behind"
             )
-            wait = Repair(
-                "wait: it copies its master", "mqctl health --watch", 1 + behind // REFILL_BYTES_S
-            )
-            yield Finding("slave-behind", node.name, cause, 0, (node.group,), (wait,))
+            seconds = 1 + behind // REFILL_BYTES_S
+            wait = Repair("wait: it copies its master", "mqctl health --watch", seconds)
+            yield of_node(node, "slave-behind", cause, wait)
 
 
 STUCK: Final = ("cannot follow its master", "gets no tables", "does not join yet")
@@ -177,8 +176,7 @@ def _reported(evidence: Evidence) -> Iterator[Finding]:
             for begin, word, name, advice, command in REPORTED:
                 if problem.startswith(begin) and word in problem:
                     fix = Repair(advice, command.format(node.address))
-                    cause = f"{node.name}: {problem}"
-                    yield Finding(name, node.name, cause, 0, (node.group,), (fix,))
+                    yield of_node(node, name, f"{node.name}: {problem}", fix)
                     break
 
 
@@ -218,30 +216,29 @@ def _cut_off(evidence: Evidence) -> Iterator[Finding]:
         group, me = evidence.group(node.group), evidence.id_of(node)
         if node.runs and node.asked and me in group.replicas and me not in group.alive:
             cause = f"{node.name} answers here, and the controllers do not hear it: a cut network"
-            look = Repair(
-                "look at the way from it to the controllers", _STATUS.format(node.address)
-            )
-            yield Finding("controllers-unreached", node.name, cause, 0, (node.group,), (look,))
+            status = _STATUS.format(node.address)
+            look = Repair("look at the way from it to the controllers", status)
+            yield of_node(node, "controllers-unreached", cause, look)
 
 
 def _stories(evidence: Evidence) -> Iterator[Finding]:
     for story in evidence.stories:
-        where = (story.broker_name,)
+        name = story.broker_name
         if story.unclean:
             cause = (
-                f"{story.broker_name}: an operator elected broker {story.winner}, which may have"
+                f"{name}: an operator elected broker {story.winner}, which may have"
                 f" lacked messages (masterEpoch {story.master_epoch})"
             )
             kept = Repair("what others cut is in their truncated/: compare", "mqctl messageAudit")
-            yield Finding("unclean-election", where[0], cause, story.began_ms, where, (kept,))
+            yield Finding("unclean-election", name, cause, story.began_ms, (name,), (kept,))
         elif story.kind == "switch_failed" and evidence.now_ms - story.ended_ms < LOOP_MS:
-            cause = f"{story.broker_name}: a planned switch did not happen: {story.reason}"
+            cause = f"{name}: a planned switch did not happen: {story.reason}"
             again = Repair("try it again when the set is full", "mqctl health --watch")
-            yield Finding("switch-failed", where[0], cause, story.began_ms, where, (again,))
+            yield Finding("switch-failed", name, cause, story.began_ms, (name,), (again,))
         elif story.kind == "diverged" and not story.complete and evidence.is_live:
-            cause = f"{story.broker_name}: a replica cannot follow: {story.reason}"
+            cause = f"{name}: a replica cannot follow: {story.reason}"
             look = Repair("see what it says", "mqctl haStatus")
-            yield Finding("slave-stuck", where[0], cause, story.began_ms, where, (look,))
+            yield Finding("slave-stuck", name, cause, story.began_ms, (name,), (look,))
 
 
 # Clients.
@@ -289,21 +286,20 @@ def _waiting(evidence: Evidence) -> Iterator[Finding]:
         if not node.runs or node.report.get("brokerRole") == "SLAVE":
             continue
         look = Repair("see whether that falls", _STATUS.format(node.address))
-        where = (node.group,)
         behind = int(node.report.get("timerOffsetBehind") or 0)
         if behind >= LAG_MANY:
             cause = f"{node.name}: {counted(behind, 'timed message')} not read yet"
-            yield Finding("timers-behind", node.name, cause, 0, where, (look,))
+            yield of_node(node, "timers-behind", cause, look)
         if node.due_ms and now_ms - node.due_ms > STUCK_MS:
             late = (now_ms - node.due_ms) // 1000
             cause = f"{node.name}: a delayed message was due {late} s ago, and is not delivered"
-            yield Finding("delays-stopped", node.name, cause, node.due_ms, where, (look,))
+            yield of_node(node, "delays-stopped", cause, look, since_ms=node.due_ms)
         line = node.log.latest(UNCHECKED)
         if line and node.log.age_ms(line, now_ms) < LOOP_MS:
             group = line.partition("group=")[2].partition(":")[0] or "?"
             cause = f"half messages of producer group {group} wait: no producer of it is connected"
             start = Repair("start a producer of that group: it is asked for each of them")
-            yield Finding("transactions-unchecked", group, cause, 0, where, (start,))
+            yield Finding("transactions-unchecked", group, cause, 0, node.groups, (start,))
 
 
 UNCHECKED: Final = "transaction_not_checked "

@@ -62,6 +62,13 @@ class Finding:
 Recogniser = Callable[[Evidence], Iterable[Finding]]
 
 
+def of_node(
+    node: NodeEvidence, incident: str, cause: str, *repairs: Repair, since_ms: int = 0
+) -> Finding:
+    """An incident of a process or its store; that of a broker touches its group."""
+    return Finding(incident, node.name, cause, since_ms, node.groups, repairs)
+
+
 # Repairs.
 
 WAIT: Final = Repair("wait: it starts, or it stops", "mqctl health --watch --within 60")
@@ -143,37 +150,33 @@ def _left_ms(evidence: Evidence, group: str, me: int) -> int:
 
 def _processes(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
-        process, groups = node.process, node.groups
+        process, why, who = node.process, node.refused or "", _title(evidence, node)
         # First: who shows or refuses a certificate runs, and must not be killed for its silence.
-        if node.refuses_us and distrusts(node.refused or ""):
-            cause = f"{node.name}: {node.refused}"
+        if node.refuses_us and distrusts(why):
             renew = Repair("renew it, if its dates are wrong and no clock is", ROTATE)
-            if of_others(node.refused or ""):
+            if of_others(why):
                 renew = Repair("take the ca.pem of its cluster: it is not what is trusted here")
-            yield Finding("certificate-refused", node.name, cause, 0, groups, (renew,))
-        elif node.refuses_us and closes(node.refused or ""):
-            cause = f"{_title(evidence, node)}: {node.refused}"
-            yield Finding("connections-closed", node.name, cause, 0, groups, (Repair(CLOSES),))
+            yield of_node(node, "certificate-refused", f"{node.name}: {why}", renew)
+        elif node.refuses_us and closes(why):
+            yield of_node(node, "connections-closed", f"{who}: {why}", Repair(CLOSES))
         elif node.is_hung:
-            pid = process.pid if process is not None else 0
+            pid = f" {process.pid}" if node.has_process and process is not None else ""
             is_stopped = process is not None and process.stopped
             how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers no request"
-            repairs = serving_again(evidence, node)
-            cause = f"{_title(evidence, node)}: its process {pid or ''} {how}".replace("  ", " ")
-            name = f"{_role(evidence, node)}-hung"
-            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+            yield _not_serving(evidence, node, "hung", f"{who}: its process{pid} {how}")
         elif process is not None and not process.pid and node.folder:
-            yield from _ended(evidence, node)
+            yield _ended(evidence, node)
         elif node.has_process and node.asked and not node.runs:
             how = "starts" if node.log.is_starting else "runs and does not serve"
-            cause = f"{_title(evidence, node)}: its process {how}: {node.refused}"
-            name = f"{_role(evidence, node)}-away"
-            repairs = serving_again(evidence, node)
-            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+            yield _not_serving(evidence, node, "away", f"{who}: its process {how}: {why}")
         elif process is None and node.asked and not node.runs:
-            cause = f"{_title(evidence, node)}: {node.refused}"
-            name = f"{_role(evidence, node)}-away"
-            yield Finding(name, node.name, cause, since(evidence, node), groups)
+            began = since(evidence, node)
+            yield of_node(node, f"{_role(evidence, node)}-away", f"{who}: {why}", since_ms=began)
+
+
+def _not_serving(evidence: Evidence, node: NodeEvidence, what: str, cause: str) -> Finding:
+    name, repairs = f"{_role(evidence, node)}-{what}", serving_again(evidence, node)
+    return of_node(node, name, cause, *repairs, since_ms=since(evidence, node))
 
 
 def serving_again(evidence: Evidence, node: NodeEvidence) -> tuple[Repair, ...]:
@@ -191,27 +194,25 @@ def serving_again(evidence: Evidence, node: NodeEvidence) -> tuple[Repair, ...]:
     return (*on, kill)
 
 
-def _ended(evidence: Evidence, node: NodeEvidence) -> Iterator[Finding]:
-    who, log, groups = _title(evidence, node), node.log, node.groups
+def _ended(evidence: Evidence, node: NodeEvidence) -> Finding:
+    who, log, start = _title(evidence, node), node.log, start_of(evidence, node)
     began = since(evidence, node)
-    repairs: tuple[Repair, ...] = (start_of(evidence, node),)
     recent = [ms for ms in log.starts_ms if ms > log.last_ms - LOOP_SPAN_MS]
     if words := log.last_words:
         name = next((n for text, n in LAST_WORDS.items() if text in words.lower()), "")
         names_settings = re.search(r"\.(yaml|yml|conf|properties)(:\d+)?: ", words)
         name = name or ("config-wrong" if names_settings else "start-refused")
+        cure = REFUSED.get(name, Repair("cure what it says, then start it"))
         cause = f"{node.name} ended: {words.partition(': ')[2]}"
-        repairs = (REFUSED.get(name, Repair("cure what it says, then start it")), *repairs)
-        yield Finding(name, node.name, cause, began, groups, repairs)
-    elif len(recent) >= LOOP_STARTS and not log.ended_well:
+        return of_node(node, name, cause, cure, start, since_ms=began)
+    if len(recent) >= LOOP_STARTS and not log.ended_well:
         cause = f"{who} ended {len(recent)} times within a minute, by a signal or out of memory"
         look = Repair("look for the killer", f"dmesg | tail; tail -50 {node.folder}/process.log")
-        yield Finding("crash-loop", node.name, cause, recent[0], groups, (look, *repairs))
-    else:
-        stopped = log.ended_well or (node.store is not None and node.store.clean and log.lines)
-        how = "was stopped on request" if stopped else "was killed: its log ends without a word"
-        name = f"{_role(evidence, node)}-{'stopped' if stopped else 'killed'}"
-        yield Finding(name, node.name, f"{who} {how}", began, groups, repairs)
+        return of_node(node, "crash-loop", cause, look, start, since_ms=recent[0])
+    stopped = log.ended_well or (node.store is not None and node.store.clean and log.lines)
+    how = "was stopped on request" if stopped else "was killed: its log ends without a word"
+    name = f"{_role(evidence, node)}-{'stopped' if stopped else 'killed'}"
+    return of_node(node, name, f"{who} {how}", start, since_ms=began)
 
 
 def _title(evidence: Evidence, node: NodeEvidence) -> str:
@@ -276,11 +277,11 @@ FILES: Final[Mapping[str, tuple[str, bool]]] = {
 are made again from the log, or from a copy, at the next start."""
 
 
-def _damaged(kind: str) -> Recogniser:
-    def find(evidence: Evidence) -> Iterator[Finding]:
-        for node in evidence.nodes:
-            faults = node.store.faults if node.store else ()
-            faults += node.controller.faults if node.controller else ()
+def _damaged(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        faults = node.store.faults if node.store else ()
+        faults += node.controller.faults if node.controller else ()
+        for kind, (meaning, needs_help) in FILES.items():
             own = [fault for fault in faults if fault.kind == kind]
             if not own:
                 continue
@@ -288,18 +289,13 @@ def _damaged(kind: str) -> Recogniser:
             size = counted(first.size, "byte")
             place = f" at offset {first.offset}, {size}" if first.size else ""
             more = f" (and {others} more)" if others else ""
-            meaning, needs_help = FILES[kind]
             cause = f"{node.name}: {meaning}: {first.file}{place}: {first.what}{more}"
-            repairs = (start_of(evidence, node),)
-            if needs_help and node.kind == BROKER:
-                repairs = (refill(evidence, node),)
-            elif needs_help:
-                repairs = (_empty_controller(evidence, node),)
-            yield Finding(
-                f"{kind}-damaged", node.name, cause, since(evidence, node), node.groups, repairs
-            )
-
-    return find
+            repair = start_of(evidence, node)
+            if needs_help:
+                mend = refill if node.kind == BROKER else _empty_controller
+                repair = mend(evidence, node)
+            began = since(evidence, node)
+            yield of_node(node, f"{kind}-damaged", cause, repair, since_ms=began)
 
 
 def _empty_controller(evidence: Evidence, node: NodeEvidence) -> Repair:
@@ -333,7 +329,7 @@ def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
         repair = Repair("mount the volume again, or restore it: no other store is proven complete")
         if safety(evidence, node.group).state == "safe":
             repair = replace(start_of(evidence, node), what="start it: it copies its master")
-        yield Finding("store-lost", node.name, cause, 0, (node.group,), (repair,))
+        yield of_node(node, "store-lost", cause, repair)
 
 
 def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
@@ -345,9 +341,7 @@ def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
         why = distrust(group, evidence.id_of(node), store, evidence.stores(node.group))
         name = next((n for text, n in DISTRUSTED.items() if text in why), "")
         if name:
-            cause = f"{node.name}: {why}"
-            repairs = (refill(evidence, node),)
-            yield Finding(name, node.name, cause, 0, (node.group,), repairs)
+            yield of_node(node, name, f"{node.name}: {why}", refill(evidence, node))
 
 
 DISTRUSTED: Final = {
@@ -373,14 +367,13 @@ def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:
             repair = _empty_controller(evidence, node)
             if repair.command.startswith("mv"):  # there is nothing to move
                 repair = start_of(evidence, node)
-            yield Finding("controller-lost", node.name, cause, 0, (), (repair,))
+            yield of_node(node, "controller-lost", cause, repair)
         elif facts.members and facts.configured and set(facts.members) != set(facts.configured):
             cause = (
                 f"{node.name}: its log was written by {', '.join(facts.members)}, configured are"
                 f" {', '.join(facts.configured)}"
             )
-            repairs = (REFUSED["members-changed"],)
-            yield Finding("members-changed", node.name, cause, 0, (), repairs)
+            yield of_node(node, "members-changed", cause, REFUSED["members-changed"])
 
 
 # Disks and limits.
@@ -388,8 +381,6 @@ def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:
 
 def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
-        repairs: tuple[Repair, ...]
-        groups = node.groups
         reported = next(filter(lacks_disk_space, node.problems), "")
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
         ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
@@ -405,20 +396,20 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
                     again = "; what waits is tried again every second"
                 cause = f"{node.name}: {what}; {free.replace(' are free', ' are free now')}{again}"
             keep = f"mqctl updateBrokerConfig -b {node.address} -k fileReservedTime -v 24"
-            repairs = (Repair("free disk space; it continues by itself", f"df -h {node.folder}"),)
+            repairs = [Repair("free disk space; it continues by itself", f"df -h {node.folder}")]
             if node.kind == BROKER and node.runs:
-                repairs += (Repair("keep messages for a shorter time", keep, 60),)
+                repairs.append(Repair("keep messages for a shorter time", keep, 60))
             name = "disk-full" if node.kind == BROKER else "controller-disk-full"
-            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+            yield of_node(node, name, cause, *repairs, since_ms=since(evidence, node))
         if node.read_only or (not node.runs and node.log.at_its_end("Read-only file system")):
             cause = f"{node.name}: the file system of {node.folder} is read-only"
-            repairs = (Repair("look why", "dmesg | tail -30"), Repair("then make it writable"))
-            yield Finding("disk-read-only", node.name, cause, 0, groups, repairs)
+            look = Repair("look why", "dmesg | tail -30")
+            yield of_node(node, "disk-read-only", cause, look, Repair("then make it writable"))
         elif not node.runs and node.log.at_its_end("Input/output error"):
             words = node.log.latest("Input/output error")[-120:]
             cause = f"{node.name}: its disk reports errors: {words}"
-            repairs = (refill(evidence, node),) if node.kind == BROKER else ()
-            yield Finding("disk-failing", node.name, cause, node.log.last_ms, groups, repairs)
+            repairs = [refill(evidence, node)] if node.kind == BROKER else []
+            yield of_node(node, "disk-failing", cause, *repairs, since_ms=node.log.last_ms)
 
 
 def _descriptors(evidence: Evidence) -> Iterator[Finding]:
@@ -439,12 +430,12 @@ def _descriptors(evidence: Evidence) -> Iterator[Finding]:
             elif was_refused:
                 cause += "; it asked for one more and got none"
             what = "raise its limit (LimitNOFILE of systemd, ulimit -n) and restart it"
-            repairs = (Repair(what, "ulimit -n 65536", START_S),)
-            yield Finding("descriptors-exhausted", node.name, cause, 0, node.groups, repairs)
+            limit = Repair(what, "ulimit -n 65536", START_S)
+            yield of_node(node, "descriptors-exhausted", cause, limit)
 
 
 OF_NODES: Final[tuple[Recogniser, ...]] = (
-    *(_damaged(kind) for kind in FILES),
+    _damaged,
     _lost_stores,
     _wrong_stores,
     _controllers_lost,

@@ -12,10 +12,12 @@ from batonmq.mqctl.verdict.safety import Restart, Safety, may_restart, safety
 
 OK, DEGRADED, DOWN, NOTE = "ok", "degraded", "down", "note"
 
+_SERVER_ENDED: Final = ("name-server-killed", "name-server-stopped", "name-server-away")
 _ENDED: Final = (
     "master-killed", "master-stopped", "master-away", "slave-killed", "slave-stopped",
-    "slave-away", "name-server-killed", "name-server-stopped", "name-server-away",
+    "slave-away", *_SERVER_ENDED,
 )  # fmt: skip
+_HUNG: Final = ("master-hung", "slave-hung", "name-server-hung")
 _REFUSED: Final = (
     *_ENDED, "start-refused", "crash-loop", "slave-behind", "controllers-unreached",
     "not-registered",
@@ -69,14 +71,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "folder-locked": Incident("another process has the folder", _REFUSED),
     "descriptors-exhausted": Incident(
         "too few file descriptors are left",
-        (
-            "connections-closed",
-            "master-hung",
-            "slave-hung",
-            "name-server-hung",
-            "slave-behind",
-            *_REFUSED,
-        ),
+        ("connections-closed", *_HUNG, *_REFUSED),
     ),
     "certificate-refused": Incident("a certificate has ended, or is of others", ("slave-behind",)),
     "connections-closed": Incident("a port that may take only TLS", ("slave-behind",)),
@@ -90,15 +85,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "only-suspects": Incident("all logs of a group are suspect", ("log-suspect",), DOWN),
     "quorum-lost": Incident(
         "the controllers lost their majority",
-        (
-            "name-server-killed",
-            "name-server-stopped",
-            "name-server-away",
-            "name-server-hung",
-            "no-master",
-            "lease-lost",
-            "refuses-writes",
-        ),
+        (*_SERVER_ENDED, "name-server-hung", "no-master", "lease-lost", "refuses-writes"),
     ),
     "controllers-differ": Incident("controllers hold different states"),
     "controllers-cut": Incident("controllers do not reach each other"),
