@@ -1,6 +1,7 @@
 """`mqctl epochHistory` and its sisters: what they hand over to the Spark jobs, when they refuse.
 
-No Spark: a stand-in takes the place of the interpreter that would run the job.
+No Spark: the call that would replace this process by the job is only noted, or a stand-in takes the
+place of the job's interpreter.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pytest
@@ -25,71 +28,50 @@ from batonmq.mqctl.commands.analysis import (
 )
 from batonmq.runtime import extras
 from batonmq.runtime.extras import PACKAGES
+from lab.cluster.mqctl import Ran, mqctl
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
 NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory", "topicTable")
 
-STAND_IN = """#!{python}
-import json, os, signal, sys
-print(json.dumps({{"argv": sys.argv[1:], "pid": os.getpid(),
-                  "safe": os.environ.get("PYTHONSAFEPATH"),
-                  "secret": os.environ.get("BATONMQ_SECRET_KEY")}}), flush=True)
-if "--wait" in sys.argv:
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-    print("waiting", flush=True)
-    signal.pause()
-sys.exit(3)
-"""
-PROGRAM = "import sys; sys.executable = {!r}; from batonmq.mqctl.main import main; main()"
 
-
-@dataclass(frozen=True)
+@dataclass
 class Machine:
-    """A machine with a JDK and Spark's packages, all of them stand-ins, and a home of its own."""
+    """A machine with a JDK and Spark's packages, and a home of its own. `argv` and `environ`: of
+    the process that the last job would have been."""
 
     folder: Path
+    argv: list[str] = field(default_factory=list)
+    environ: Mapping[str, str] = field(default_factory=dict)
 
-    def argv(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", PROGRAM.format(str(self.folder / "python")), *arguments]
+    def execve(self, program: str, argv: list[str], environ: Mapping[str, str]) -> NoReturn:
+        assert program == sys.executable
+        self.argv, self.environ = argv, environ
+        sys.exit(3)
 
-    def environ(self, **more: str) -> dict[str, str]:
-        hidden = ("NAMESRV_ADDR", "BATONMQ_DATA", "JAVA_HOME")
-        kept = {key: value for key, value in os.environ.items() if key not in hidden}
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        ours = {"HOME": str(self.folder), "PYTHONPATH": str(self.folder / "lib"), "PATH": path}
-        return kept | ours | more
-
-    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.argv(*arguments), env=self.environ(**more), cwd=self.folder,
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr
-        return done
+    def run(self, *arguments: str, **more: str) -> Ran:
+        java = {"PATH": str(self.folder / "bin"), "JAVA_HOME": None}
+        return mqctl(*arguments, home=self.folder, env={**java, **more})
 
     def handed_over(self, *arguments: str, **more: str) -> list[str]:
         """The command line that the job got."""
-        done = self.run(*arguments, **more)
-        assert done.returncode == 3, done.stderr
-        told: list[str] = json.loads(done.stdout)["argv"]
-        return told
+        ran = self.run(*arguments, **more)
+        assert ran.code == 3, ran.err
+        assert self.environ["PYTHONSAFEPATH"] == "1"  # no folder `spark` there must be taken
+        return self.argv[1:]
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     folder = tmp_path / "machine"
-    for name in PACKAGES["spark"]:
-        (folder / "lib" / name).mkdir(parents=True)
-        # Nothing of Spark may be imported here.
-        (folder / "lib" / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    (folder / "bin").mkdir()
-    for path, text in (
-        (folder / "python", STAND_IN.format(python=sys.executable)),
-        (folder / "bin" / "java", "#!/bin/sh\n"),
-    ):
-        path.write_text(text)
-        path.chmod(0o755)
-    return Machine(folder)
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    machine = Machine(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(os, "execve", machine.execve)
+    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+    return machine
 
 
 def data_of_a_cluster(folder: Path, *, pid: int = 0) -> Path:
@@ -127,19 +109,30 @@ def test_help_is_the_jobs_own_and_needs_no_cluster(machine: Machine, name: str, 
     assert machine.handed_over(name, asked)[2:] == [asked]
 
 
+STAND_IN = """#!{python}
+import os, signal, sys
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+print(os.getpid(), *sys.argv[1:], flush=True)
+signal.pause()
+"""
+PROGRAM = "import sys; sys.executable = {!r}; from batonmq.mqctl.main import main; main()"
+
+
 def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None:
-    with subprocess.Popen(
-        machine.argv("topicStats", "--stores", "s", "--wait"),
-        env=machine.environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    for name in PACKAGES["spark"]:
+        (machine.folder / "lib" / name).mkdir(parents=True)
+        # Nothing of Spark may be imported here.
+        (machine.folder / "lib" / name / "__init__.py").write_text("raise RuntimeError('no')\n")
+    python = machine.folder / "python"
+    python.write_text(STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    argv = [sys.executable, "-c", PROGRAM.format(str(python)), "topicStats", "--stores", "s"]
+    environ = {**os.environ, "PYTHONPATH": str(machine.folder / "lib")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=environ, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
-        told = json.loads(process.stdout.readline())
-        assert told["pid"] == process.pid
-        assert told["safe"] == "1"  # a folder `spark` in the working folder must not be taken
-        assert process.stdout.readline() == "waiting\n"
+        job = "-m batonmq.spark.jobs.topic_stats --stores s"
+        assert process.stdout.readline() == f"{process.pid} {job}\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == ""
@@ -148,24 +141,20 @@ def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None
 @pytest.mark.parametrize("name", ["streamHistory", "topicTable"])
 def test_without_a_jdk_it_ends_with_2_and_a_sentence(machine: Machine, name: str) -> None:
     servers = ("--controllers", "h:1", "--name-servers", "h:1")
-    done = machine.run(name, "--stores", "s", *servers, JAVA_HOME="/nowhere")
-    assert done.returncode == 2
-    assert "JDK 17" in done.stderr and "/nowhere" in done.stderr
+    ran = machine.run(name, "--stores", "s", *servers, JAVA_HOME="/nowhere")
+    assert ran.code == 2 and "JDK 17" in ran.err and "/nowhere" in ran.err
 
 
 def test_missing_packages_are_named_with_the_way_to_get_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\n")
-    java.chmod(0o755)
-    monkeypatch.setattr(extras, "find_spec", lambda name: name if name == "pyarrow" else None)
-    told = lacking({"PATH": str(tmp_path)})
-    assert "plotly, pyspark" in told and "pyarrow" not in told and "make setup-spark" in told
-    monkeypatch.setattr(extras, "find_spec", lambda name: name)
-    assert lacking({"PATH": str(tmp_path)}) == ""
+    path = {"PATH": str(machine.folder / "bin")}
+    assert lacking(path) == ""
     assert "no `java` in PATH" in lacking({"PATH": "/nowhere"})
     assert lacking({"PATH": "/nowhere"}, jvm=False) == ""
+    monkeypatch.setattr(extras, "find_spec", lambda name: name if name == "pyarrow" else None)
+    told = lacking(path)
+    assert "plotly, pyspark" in told and "pyarrow" not in told and "make setup-spark" in told
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -173,16 +162,16 @@ def test_without_paths_the_local_clusters_files_are_taken_and_said(
     machine: Machine, ended: bool
 ) -> None:
     data = data_of_a_cluster(machine.folder / "batonmq-data", pid=0 if ended else os.getpid())
-    done = machine.run("epochHistory", "--json")
-    told = json.loads(done.stdout)["argv"][2:]
+    ran = machine.run("epochHistory", "--json")
+    told = machine.argv[3:]
     given = dict(zip(told[1::2], told[2::2], strict=True))
     assert told[0] == "--json"
     assert given["--history"] == ",".join(str(data / f"namesrv-{n}/controller") for n in range(2))
     assert given["--stores"] == ",".join(str(data / f"broker-{n}") for n in range(3))
     output = Path(given["--output"])
     assert output.parent == data / "analysis" and not output.exists()
-    assert f"of the cluster in {data}: 2 histories, 3 stores" in done.stderr
-    assert f"--output {output}" in done.stderr
+    assert f"of the cluster in {data}: 2 histories, 3 stores" in ran.err
+    assert f"--output {output}" in ran.err
 
 
 @pytest.mark.parametrize("name", ["messageAudit", "topicStats"])
@@ -208,14 +197,12 @@ def test_one_path_given_takes_nothing_else(machine: Machine) -> None:
 
 
 def test_nothing_to_read_is_wrong_usage(machine: Machine) -> None:
-    done = machine.run("epochHistory")
-    assert done.returncode == 2
-    assert "--history PATHS and --stores PATHS" in done.stderr
+    ran = machine.run("epochHistory")
+    assert ran.code == 2 and "--history PATHS and --stores PATHS" in ran.err
     (machine.folder / "empty").mkdir()
     (machine.folder / "empty" / "cluster.json").write_text("{}")
-    done = machine.run("messageAudit", BATONMQ_DATA="empty")
-    assert done.returncode == 2
-    assert "no broker's store in" in done.stderr
+    ran = machine.run("messageAudit", BATONMQ_DATA="empty")
+    assert ran.code == 2 and "no broker's store in" in ran.err
 
 
 def test_the_stream_takes_the_controllers_as_every_command_does(machine: Machine) -> None:
@@ -240,8 +227,8 @@ def test_the_user_of_a_context_signs_by_the_environment(
     kept = {"namesrv": "h:1", "controller": "h:2", "credentials": str(file)}
     (machine.folder / ".batonmq").mkdir()
     (machine.folder / ".batonmq" / "contexts.json").write_text(json.dumps({"prod": kept}))
-    told = json.loads(machine.run(*command, BATONMQ_CONTEXT="prod").stdout)
-    assert told["secret"] == "hidden" and "hidden" not in " ".join(told["argv"])
+    told = machine.handed_over(*command, BATONMQ_CONTEXT="prod")
+    assert machine.environ["BATONMQ_SECRET_KEY"] == "hidden" and "hidden" not in " ".join(told)
 
 
 def test_a_topics_table_takes_the_name_servers_as_every_command_does(machine: Machine) -> None:
@@ -255,9 +242,8 @@ def test_a_topics_table_takes_the_name_servers_as_every_command_does(machine: Ma
 
 
 def test_without_a_cluster_the_stream_is_wrong_usage(machine: Machine) -> None:
-    done = machine.run("streamHistory", "--output", "o")
-    assert done.returncode == 2
-    assert "no controller: give -a" in done.stderr
+    ran = machine.run("streamHistory", "--output", "o")
+    assert ran.code == 2 and "no controller: give -a" in ran.err
 
 
 def test_names_of_options_are_told_apart_from_values() -> None:
