@@ -170,9 +170,7 @@ def _taking(
     return call
 
 
-def _on_loop(
-    method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[_Blocking[S], P], T]:
+def _on_loop(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Blocking[S], P], T]:
     """The plain method of the twin, called on the loop, as it is not thread safe."""
 
     @functools.wraps(method)
@@ -185,9 +183,7 @@ def _on_loop(
     return call
 
 
-def _here(
-    method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[_Blocking[S], P], T]:
+def _here(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Blocking[S], P], T]:
     """The plain method of the twin, called in the caller's thread."""
 
     @functools.wraps(method)
@@ -202,9 +198,7 @@ def _parameters_of(
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[_Blocking[S], P], None]]:
     """Makes an `__init__` that takes what the twin's takes."""
 
-    def make(
-        declared: Callable[..., None],
-    ) -> Callable[Concatenate[_Blocking[S], P], None]:
+    def make(declared: Callable[..., None]) -> Callable[Concatenate[_Blocking[S], P], None]:
         def init(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> None:
             _Blocking.__init__(self, twin_class(*args, **kwargs))
 

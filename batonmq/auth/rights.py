@@ -28,12 +28,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode as Code
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.topic_name import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
-    TRACE_TOPIC,
-    is_system_topic,
-)
+from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
 from batonmq.remoting.command import RemotingCommand
 
 TOPIC: Final = "Topic"
@@ -120,11 +115,9 @@ def _publish(name: str) -> Right:
     return Right("Topic Pub", lambda request: publish_needs(_field(request, name)), fields=(name,))
 
 
-def _topic(*actions: str, name: str = "topic", changes: bool = False) -> Right:
+def _topic(*actions: str, changes: bool = False) -> Right:
     text = f"Topic {'/'.join(actions)}"
-    return Right(
-        text, lambda request: topic_needs(_field(request, name), *actions), changes=changes
-    )
+    return Right(text, lambda request: topic_needs(_field(request, "topic"), *actions), changes)
 
 
 def _group(*actions: str, name: str = "group", changes: bool = False) -> Right:

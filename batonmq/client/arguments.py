@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Final
 
 from batonmq.client.errors import ArgumentError, MessageIllegalError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
-from batonmq.protocol.message_id import split_address
+from batonmq.protocol.numbers import PORT_MAX, host_and_port
 from batonmq.protocol.topic_name import topic_problem
 
-PORT_MAX: Final = 65535
 # A condition that is given as a tag would match no message, and nothing would say so.
 _SQL: Final = re.compile(r"[=<>'()]|\s(AND|OR|NOT|IS|IN|BETWEEN|CONTAINS)\s", re.IGNORECASE)
 
@@ -89,17 +88,12 @@ def check_tags(expression: str) -> None:
             raise ArgumentError("expression", expression, "tags are joined by two bars: 'a || b'")
 
 
-def check_address(name: str, value: object) -> None:
+def check_address(text: str) -> None:
     """Checks `host:port`."""
-    allowed = f"host:port is allowed, with a port of 1 to {PORT_MAX}"
-    if not isinstance(value, str):
-        raise ArgumentError(name, value, allowed)
-    try:
-        host, port = split_address(value)
-    except ValueError:
-        raise ArgumentError(name, value, allowed) from None
-    if not 1 <= port <= PORT_MAX or "/" in host or re.search(r"\s", host):
-        raise ArgumentError(name, value, allowed)
+    found = host_and_port(text)
+    if found is None or re.search(r"[/\s]", found[0]):
+        allowed = f"host:port is allowed, with a port of 1 to {PORT_MAX}"
+        raise ArgumentError("an address", text, allowed)
 
 
 def check_queue(queue: object, topic: str | None = None, name: str = "queue") -> None:

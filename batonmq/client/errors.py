@@ -132,12 +132,7 @@ class SendFailedError(ClientError):
     may store it twice. `attempts`: the tries; `code`: the last reply's code, -1 without a reply."""
 
     def __init__(
-        self,
-        topic: str,
-        attempts: Sequence[SendAttempt],
-        elapsed_ms: int,
-        *,
-        advice: str = "",
+        self, topic: str, attempts: Sequence[SendAttempt], elapsed_ms: int, *, advice: str = ""
     ) -> None:
         self.topic = topic
         self.attempts = tuple(attempts)

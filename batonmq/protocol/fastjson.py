@@ -1,6 +1,6 @@
 """Reads the JSON that Java's fastjson writes: also keys that are numbers (`{0:"a"}`), objects
 (`{{"topic":"T"}:1}`) or bare words, single quotes, and `{"$ref":"$.a.b"}` for an object that was
-written before. Number, boolean and null keys become text, an object key an `ObjectKey`. Standard
+written before. Number, boolean and null keys become text, an object key a tuple. Standard
 JSON without references takes a fast path."""
 
 import re
@@ -31,9 +31,6 @@ NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 where it would skip them."""
 
 _decode: Final = msgspec.json.Decoder().decode
-
-# The members of an object used as a key, sorted by name.
-ObjectKey = tuple[tuple[str, Any], ...]
 
 
 class FastjsonError(ValueError):

@@ -9,11 +9,11 @@ import binascii
 from dataclasses import dataclass
 from typing import Final
 
+from batonmq.protocol.numbers import natural_number
 from batonmq.protocol.properties import TIMER_DEL_UNIQKEY, name_value_problem
 
 VERSION: Final = "v1"
 _WORDS: Final = 5
-_LONG_DIGITS_MAX: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,12 @@ def decode_handle(text: str) -> RecallHandle:
         words = base64.b64decode(text.encode(), altchars=b"-_", validate=True).decode().split(" ")
     except (binascii.Error, ValueError):
         raise ValueError("the recall handle is not the one that a send returned") from None
-    if words[0] != VERSION or len(words) < _WORDS or not _is_long(words[3]):
+    if words[0] != VERSION or len(words) < _WORDS or natural_number(words[3]) is None:
         raise ValueError("the recall handle is not of version v1")
     problem = name_value_problem(TIMER_DEL_UNIQKEY, words[4])
     if problem is not None:
         raise ValueError(f"the recall handle names no message: {problem}")
     return RecallHandle(words[1], words[2], int(words[3]), words[4])
-
-
-def _is_long(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _LONG_DIGITS_MAX
 
 
 def recall_key(topic: bytes, unique_key: bytes) -> bytes:

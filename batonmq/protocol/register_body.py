@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Generator
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -59,20 +59,11 @@ class RegisterBrokerBody(Body):
     )
 
     @classmethod
-    def decode_wire(cls, data: bytes, version: int = MQ_VERSION) -> "RegisterBrokerBody":
-        """Reads either form; `version` is the sender's. Raises RemoteProtocolError."""
-        steps = cls.decode_steps(data, version)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return cast(RegisterBrokerBody, end.value)
-
-    @classmethod
     def decode_steps(
         cls, data: bytes, version: int = MQ_VERSION
     ) -> Generator[None, None, "RegisterBrokerBody"]:
-        """`decode_wire` in steps of a few hundred topics: a body may have 16 MiB of them (R58)."""
+        """Reads either form, some hundred topics a step: a body may have 16 MiB of them (R58).
+        `version` is the sender's. Raises RemoteProtocolError."""
         if (small := cls.decode_at_once(data)) is not None:
             return small
         if is_compressed(data):

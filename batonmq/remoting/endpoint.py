@@ -28,6 +28,7 @@ from batonmq.runtime.turns import in_turns, run_in_turns
 
 log = logging.getLogger(__name__)
 
+IDLE_TIMEOUT_S: Final = 120.0
 _CLOSE_WAIT_S: Final = 1.0
 _CLOSED_AT_ONCE: Final = 128
 
@@ -54,7 +55,9 @@ class Endpoint:
 
     _server_side = True
 
-    def __init__(self, processors: Processors, *, name: str, idle_timeout_s: float) -> None:
+    def __init__(
+        self, processors: Processors, *, name: str, idle_timeout_s: float = IDLE_TIMEOUT_S
+    ) -> None:
         self.name = name
         self.connections: set[Connection] = set()
         self.on_connect: Callable[[Connection], None] | None = None
@@ -177,7 +180,7 @@ class RemotingServer(Endpoint):
         processors: Processors,
         *,
         name: str = "server",
-        idle_timeout_s: float = 120,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
         tls: PortTls | None = None,
     ) -> None:
         super().__init__(processors, name=name, idle_timeout_s=idle_timeout_s)
@@ -232,12 +235,11 @@ class RemotingClient(Endpoint):
         processors: Processors | None = None,
         *,
         connect_timeout_ms: int = 3000,
-        idle_timeout_s: float = 120,
         name: str = "client",
         tls: Dialling | None = None,
         sign: Callable[[RemotingCommand], None] | None = None,
     ) -> None:
-        super().__init__(processors or Processors(), name=name, idle_timeout_s=idle_timeout_s)
+        super().__init__(processors or Processors(), name=name)
         self._sign = sign
         self._tls = tls
         self._connect_timeout_s = connect_timeout_ms / 1000

@@ -29,14 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import replace_file, sync_directory
-from batonmq.runtime.tls import (
-    DAY_MS,
-    NODE_URI,
-    TlsConfig,
-    TlsError,
-    names_in,
-    read_pem,
-)
+from batonmq.runtime.tls import DAY_MS, NODE_URI, TlsConfig, TlsError, names_in, read_pem
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +88,7 @@ class Authority:
         _, ca = self._load()
         return "renewed" if all(_is_issued(path, ca) for path in self._files()) else "issuing"
 
-    def trust_next(self, days: int = CA_DAYS) -> None:
+    def trust_next(self) -> None:
         """The first step: a new authority, which is trusted and issues nothing yet. Raises
         TlsError, OSError."""
         _, ca = self._load()
@@ -106,7 +99,7 @@ class Authority:
         # X.509 allows 64 characters.
         common = f"{named[:40]} since {now:%Y%m%d%H%M%S}"
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-        replace_file(self.trust, _pem_of_certificate(ca) + _signed_by_itself(name, key, days))
+        replace_file(self.trust, _pem_of_certificate(ca) + _signed_by_itself(name, key, CA_DAYS))
 
     def issue_by_next(self, days: int = NODE_DAYS) -> list[NodeCertificate]:
         """The second step: all certificates again, by the new authority. Raises TlsError,
@@ -324,7 +317,5 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -120,9 +120,9 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
 class Family:
@@ -366,10 +366,7 @@ class Metrics:
         return await asyncio.shield(self._page)
 
     async def _build(self) -> list[bytes]:
-        page = MetricsPage(
-            self._labels,
-            self._config.cardinality_limit,
-        )
+        page = MetricsPage(self._labels, self._config.cardinality_limit)
         page.exporter_names = self._config.exporter_names
         failed = 0
         for collect in (self._of_process, *(source.collect for source in self._sources)):

@@ -87,13 +87,11 @@ def manager_of_this_process() -> ServiceManager:
     return ServiceManager(os.environ, os.getpid())
 
 
-def held_listener(
-    port: int, environ: Mapping[str, str] = os.environ, pid: int | None = None
-) -> socket.socket | None:
+def held_listener(port: int) -> socket.socket | None:
     """The listening socket of a port if the manager holds one (sd_listen_fds); a descriptor of the
     caller's own."""
-    count = environ.get(LISTEN_FDS, "")
-    if environ.get(LISTEN_PID) != str(pid or os.getpid()) or not count.isdecimal():
+    count = os.environ.get(LISTEN_FDS, "")
+    if os.environ.get(LISTEN_PID) != str(os.getpid()) or not count.isdecimal():
         return None
     for fd in range(LISTEN_FDS_START, LISTEN_FDS_START + int(count)):
         try:

@@ -127,10 +127,7 @@ class TlsListener:
             if first == TLS_FIRST:
                 owned = True
                 await self._loop.connect_accepted_socket(
-                    self._factory,
-                    sock,
-                    ssl=self._tls.context(),
-                    ssl_handshake_timeout=PROVE_S,
+                    self._factory, sock, ssl=self._tls.context(), ssl_handshake_timeout=PROVE_S
                 )
             elif self._tls.mode == "permissive":
                 owned = True

@@ -191,7 +191,7 @@ def body_of(data: bytes) -> None:
 
 def register_body(data: bytes) -> None:
     with suppress(RemoteProtocolError):
-        RegisterBrokerBody.decode_wire(data)
+        list(RegisterBrokerBody.decode_steps(data))
 
 
 def register_body_inflated(data: bytes) -> None:

@@ -49,6 +49,7 @@ from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.sockets import check_port_free
 from batonmq.runtime.turns import in_slices
 from tests.protocol.compressed_body import compressed as compressed_form
+from tests.protocol.compressed_body import registered
 from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports
 from tests.shared.turns import Turns, counted_turns
@@ -439,7 +440,7 @@ async def test_a_silent_broker_is_dropped_with_its_connection() -> None:
 async def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -> None:
     """A topic with attributes of a megabyte costs as much as any other."""
     desk, request = Desk(), registration(MASTER, 0)
-    body = RegisterBrokerBody.decode_wire(request.body)
+    body = registered(request.body)
     for topic in body.topic_config_serialize_wrapper.topic_config_table.values():
         topic.attributes = {"+a": "x" * 10_000}
         topic.topic_filter_type = topic.topic_name = "y" * 10_000

@@ -1,8 +1,11 @@
-"""A registration as a Java broker compresses it; brokers of ours send it plain."""
+"""A registration as a Java broker compresses it, and as it is read. Brokers of ours send it
+plain."""
 
 import json
 import struct
 import zlib
+from collections.abc import Generator
+from typing import cast
 
 import msgspec
 
@@ -21,6 +24,18 @@ def compressed(body: RegisterBrokerBody, version: int = MQ_VERSION) -> bytes:
         mappings = wrapper.topic_queue_mapping_info_map.values()
         parts += _counted([msgspec.json.encode(mapping) for mapping in mappings])
     return zlib.compress(b"".join(parts))
+
+
+def registered(data: bytes, version: int = MQ_VERSION) -> RegisterBrokerBody:
+    return ended(RegisterBrokerBody.decode_steps(data, version))
+
+
+def ended(steps: Generator[None, None, RegisterBrokerBody]) -> RegisterBrokerBody:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(RegisterBrokerBody, end.value)
 
 
 def _sized(text: bytes) -> bytes:

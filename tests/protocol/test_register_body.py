@@ -4,7 +4,7 @@ import contextlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMapp
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.fastjson import REQUEST_SIZE_MAX, FastjsonError, loads
 from batonmq.protocol.register_body import INFLATED_SIZE_MAX, RegisterBrokerBody, crc32_of
-from tests.protocol.compressed_body import compressed
+from tests.protocol.compressed_body import compressed, ended, registered
 
 GOLDEN = Path(__file__).parents[1] / "golden/java-5.3.3/remoting/namesrv-103.json"
 
@@ -38,9 +38,9 @@ def test_the_golden_crc_is_that_of_its_body() -> None:
         header = json.loads(example["request"]["header"])
         body = bytes.fromhex(example["request"]["body_hex"])
         assert str(crc32_of(body)) == header["extFields"]["bodyCrc32"]
-        typed = RegisterBrokerBody.decode_wire(body)
+        typed = registered(body)
         assert len(typed.topic_config_serialize_wrapper.topic_config_table) > 5
-        again = RegisterBrokerBody.decode_wire(compressed(typed))
+        again = registered(compressed(typed))
         # That form has no place for the mappings' version.
         again.topic_config_serialize_wrapper.mapping_data_version = (
             typed.topic_config_serialize_wrapper.mapping_data_version
@@ -59,12 +59,12 @@ def test_the_compressed_form_goes_there_and_back(version: int) -> None:
         wrapper.topic_queue_mapping_info_map = {"A": {"topic": "A", "totalQueues": 8}}
     data = compressed(body, version)
     assert data[0] == 0x78
-    assert RegisterBrokerBody.decode_wire(data, version) == body
-    assert RegisterBrokerBody.decode_wire(body.encode(), version) == body
+    assert registered(data, version) == body
+    assert registered(body.encode(), version) == body
 
 
 def test_an_empty_body_registers_nothing() -> None:
-    assert RegisterBrokerBody.decode_wire(b"") == RegisterBrokerBody()
+    assert registered(b"") == RegisterBrokerBody()
 
 
 def one_topic(text: bytes) -> bytes:
@@ -74,7 +74,7 @@ def one_topic(text: bytes) -> bytes:
 
 
 def test_a_body_of_one_topic_is_read() -> None:
-    read = RegisterBrokerBody.decode_wire(one_topic(b"A 1 1 6 SINGLE_TAG"))
+    read = registered(one_topic(b"A 1 1 6 SINGLE_TAG"))
     assert list(read.topic_config_serialize_wrapper.topic_config_table) == ["A"]
 
 
@@ -83,7 +83,7 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
     inflated = zlib.decompress(compressed(body_of(TopicConfig(topic_name="A"))))
     cut = data.draw(st.integers(0, len(inflated) - 1))
     try:
-        RegisterBrokerBody.decode_wire(zlib.compress(inflated[:cut]))
+        registered(zlib.compress(inflated[:cut]))
     except RemoteProtocolError as error:
         assert "RegisterBrokerBody" in str(error) or "DataVersion" in str(error)
     else:
@@ -106,13 +106,13 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
 )
 def test_malformed_bodies_name_themselves(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="RegisterBrokerBody"):
-        RegisterBrokerBody.decode_wire(data)
+        registered(data)
 
 
 def test_members_of_no_registration_are_left_out() -> None:
     """Keys that are objects, as fastjson writes them, are no JSON."""
     data = b'{"offsetTable":{{"queueId":3}:{"maxOffset":4}},"filterServerList":["f:1"]}'
-    assert RegisterBrokerBody.decode_wire(data).filter_server_list == ["f:1"]
+    assert registered(data).filter_server_list == ["f:1"]
 
 
 def test_r58_a_large_plain_body_is_standard_json() -> None:
@@ -121,16 +121,16 @@ def test_r58_a_large_plain_body_is_standard_json() -> None:
     for topics, is_read in ((5_000, True), (10_000, False)):
         body = body_of(*(TopicConfig(topic_name=f"T{number}") for number in range(topics)))
         plain = body.encode()
-        assert RegisterBrokerBody.decode_wire(plain) == body
+        assert registered(plain) == body
         dialect = plain.replace(b'"readQueueNums":16', loose)
         assert dialect.count(loose) == topics
         if is_read:
-            read = RegisterBrokerBody.decode_wire(dialect)
+            read = registered(dialect)
             table = read.topic_config_serialize_wrapper.topic_config_table
             assert len(table) == topics and table["T0"].read_queue_nums == 4
         else:
             with pytest.raises(RemoteProtocolError, match="only as standard JSON"):
-                RegisterBrokerBody.decode_wire(dialect)
+                registered(dialect)
 
 
 @pytest.mark.parametrize("form", ["plain", "compressed"])
@@ -178,12 +178,12 @@ def test_r58_one_topic_of_a_large_body_has_a_limit(place: str) -> None:
     entry = b'"T":{"attributes":{"a":"%b"}}' % (b"x" * (1 << 20))
     data = b'{"topicConfigSerializeWrapper":{"%b":{%b}}}' % (place.encode(), entry)
     with pytest.raises(RemoteProtocolError, match=f"{place}: no entry of at most 65536 bytes"):
-        RegisterBrokerBody.decode_wire(data)
+        registered(data)
 
 
 def test_r58_a_stream_inflates_in_steps_and_to_a_frame_at_most() -> None:
     with pytest.raises(RemoteProtocolError, match="too long"):
-        RegisterBrokerBody.decode_wire(zlib.compress(bytes(INFLATED_SIZE_MAX + 1)))
+        registered(zlib.compress(bytes(INFLATED_SIZE_MAX + 1)))
     largest = zlib.compress((2).to_bytes(4) + b"{}" + bytes(INFLATED_SIZE_MAX - 6))
     assert len(largest) < 20_000
     steps, count = RegisterBrokerBody.decode_steps(largest), 0
@@ -206,16 +206,6 @@ def test_r58_in_steps_a_plain_body_is_read_as_at_once(
     data = body.encode()
     assert RegisterBrokerBody.decode_at_once(data) == body
     assert ended(register_body._decode_plain(data)) == body
-
-
-def ended(steps: Generator[None, None, RegisterBrokerBody]) -> RegisterBrokerBody:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            read = end.value
-            assert isinstance(read, RegisterBrokerBody)
-            return read
 
 
 def test_r58_a_table_counts_only_in_its_place() -> None:
@@ -269,7 +259,7 @@ def packed(topics: Sequence[bytes] = (), mappings: Sequence[bytes] = (), **more:
 def test_r58_references_do_not_multiply(data: bytes) -> None:
     """2 KiB stood for 2^40 values."""
     with pytest.raises(RemoteProtocolError, match=r"values|Expected|reference"):
-        RegisterBrokerBody.decode_wire(data)
+        registered(data)
 
 
 def test_r58_a_long_list_that_is_named_often_is_not_listed_each_time() -> None:
@@ -285,7 +275,7 @@ def test_r58_a_compressed_body_of_many_small_entries_has_a_limit(kind: str) -> N
     texts = {"topics": b"T 1 1 6 SINGLE_TAG", "mappings": b"{}"}
     many = [texts[kind]] * (register_body.TOPICS_MAX + 1)
     with pytest.raises(RemoteProtocolError, match="at most 131072 are allowed"):
-        RegisterBrokerBody.decode_wire(packed(**{kind: many}))
+        registered(packed(**{kind: many}))
 
 
 def test_r58_mappings_are_read_in_steps() -> None:

@@ -255,8 +255,9 @@ def test_what_java_clients_sent_gives_the_same(rig, broker):
     assert both_ways(rig, java, [GOLDEN_END], **LARGE)[0] == 0
     messages, position = [], 0
     while position < GOLDEN_END:
-        messages.append(message_to_store(java, position))
-        position += int.from_bytes(java[position : position + 4], "big")
+        end = position + int.from_bytes(java[position : position + 4], "big")
+        messages.append(message_to_store(java[position:end]))
+        position = end
     shutil.rmtree(rig.folder)
     log = log_of(rig, messages, **LARGE)
     assert both_ways(rig, log, [len(log)], **LARGE)[0] > len(messages) // 2

@@ -72,16 +72,13 @@ class BrokerAdmin:
 
     async def runtime_info(self, address: str) -> dict[str, str]:
         """RocketMQ's runtime figures (brokerVersionDesc, msgPutTotalTodayNow, …) of one broker."""
-        reply = await self._requests.ask(
-            address, RequestCode.GET_BROKER_RUNTIME_INFO, {}, "runtime info"
-        )
-        return dict(KVTable.decode(reply.body).table)
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        return dict((await self._requests.read(KVTable, address, code, {}, "runtime info")).table)
 
     async def config(self, address: str) -> dict[str, str]:
         """All settings of one broker, as in force."""
-        reply = await self._requests.ask(
-            address, RequestCode.GET_BROKER_CONFIG, {}, "broker settings"
-        )
+        code = RequestCode.GET_BROKER_CONFIG
+        reply = await self._requests.ask(address, code, {}, "broker settings")
         return parse_properties(reply.body.decode())
 
     async def update_config(self, address: str, settings: Mapping[str, str]) -> str:
@@ -94,13 +91,13 @@ class BrokerAdmin:
 
     async def ha_status(self, address: str) -> HARuntimeInfo:
         """On a master its slaves and how far each is behind, on a slave its master."""
-        reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")
-        return HARuntimeInfo.decode(reply.body)
+        code = RequestCode.GET_BROKER_HA_STATUS
+        return await self._requests.read(HARuntimeInfo, address, code, {}, "HA status")
 
     async def epochs(self, address: str) -> EpochEntryCache:
         """The epochs of one replica's log. Raises ResponseError outside controller mode."""
-        reply = await self._requests.ask(address, RequestCode.GET_BROKER_EPOCH_CACHE, {}, "epochs")
-        return EpochEntryCache.decode(reply.body)
+        code = RequestCode.GET_BROKER_EPOCH_CACHE
+        return await self._requests.read(EpochEntryCache, address, code, {}, "epochs")
 
     async def repair(self, address: str, suspect: str) -> str:
         """Makes one broker trust its log again; returns what was done.

@@ -5,7 +5,7 @@ NoMasterError if a broker group has none.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
@@ -37,10 +37,8 @@ class ConsumerGroupAdmin:
 
     async def settings(self, address: str) -> SubscriptionGroupWrapper:
         """The settings of all groups on one broker."""
-        reply = await self._requests.ask(
-            address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, "subscription groups"
-        )
-        return SubscriptionGroupWrapper.decode(reply.body)
+        kind, code = SubscriptionGroupWrapper, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        return await self._requests.read(kind, address, code, {}, "subscription groups")
 
     async def update(
         self,
@@ -93,17 +91,11 @@ class ConsumerGroupAdmin:
     ) -> list[ClientConnection]:
         """The connected producers of the group, without repetition."""
         found: dict[str, ClientConnection] = {}
-        for address in (await self._to_ask(masters)).values():
-            reply = await self._requests.ask(
-                address,
-                RequestCode.GET_PRODUCER_CONNECTION_LIST,
-                {"producerGroup": group},
-                "producers",
-                also=frozenset({ResponseCode.SYSTEM_ERROR}),  # the group is unknown there
-            )
-            if reply.code == ResponseCode.SUCCESS:
-                for each in ProducerConnection.decode(reply.body).connection_set:
-                    found.setdefault(each.client_id, each)
+        code, ext = RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}
+        unknown = ResponseCode.SYSTEM_ERROR
+        async for body in self._at_each(masters, code, ext, "producers", unknown):
+            for each in ProducerConnection.decode(body).connection_set:
+                found.setdefault(each.client_id, each)
         return [found[name] for name in sorted(found)]
 
     async def progress_of_broker(self, address: str) -> dict[str, list[QueueProgress]]:
@@ -116,10 +108,8 @@ class ConsumerGroupAdmin:
 
     async def offsets(self, address: str) -> dict[str, dict[int, int]]:
         """`topic@group` -> queue id -> offset, on one broker."""
-        reply = await self._requests.ask(
-            address, RequestCode.GET_ALL_CONSUMER_OFFSET, {}, "offsets"
-        )
-        return ConsumerOffsetSerializeWrapper.decode(reply.body).offset_table
+        kind, code = ConsumerOffsetSerializeWrapper, RequestCode.GET_ALL_CONSUMER_OFFSET
+        return (await self._requests.read(kind, address, code, {}, "offsets")).offset_table
 
     async def names(self, masters: Mapping[str, str] | None = None) -> list[str]:
         """Groups that have stored offsets or settings on any master, ascending."""
@@ -158,6 +148,20 @@ class ConsumerGroupAdmin:
         queues = sorted((q for part in parts for q in part), key=lambda q: q.queue)
         return GroupProgress(group, tuple(queues), await self.members(group, masters))
 
+    async def _at_each(
+        self,
+        masters: Mapping[str, str] | None,
+        code: RequestCode,
+        ext: dict[str, str],
+        what: str,
+        unknown: ResponseCode,
+    ) -> AsyncIterator[bytes]:
+        """The bodies of all masters but those at which the group is unknown."""
+        for address in (await self._to_ask(masters)).values():
+            body = await self._requests.find(address, code, ext, what, unknown)
+            if body is not None:
+                yield body
+
     async def _to_ask(self, masters: Mapping[str, str] | None) -> Mapping[str, str]:
         return await self._cluster.masters() if masters is None else masters
 
@@ -167,17 +171,10 @@ class ConsumerGroupAdmin:
         """The group's connected members, without repetition, and its subscriptions; None without
         members."""
         found: ConsumerConnection | None = None
-        for address in (await self._to_ask(masters)).values():
-            reply = await self._requests.ask(
-                address,
-                RequestCode.GET_CONSUMER_CONNECTION_LIST,
-                {"consumerGroup": group},
-                "members",
-                also=frozenset({ResponseCode.CONSUMER_NOT_ONLINE}),
-            )
-            if reply.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                continue
-            here = ConsumerConnection.decode(reply.body)
+        code, ext = RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}
+        unknown = ResponseCode.CONSUMER_NOT_ONLINE
+        async for body in self._at_each(masters, code, ext, "members", unknown):
+            here = ConsumerConnection.decode(body)
             if found is None:
                 found = here
                 continue
@@ -241,10 +238,10 @@ class ConsumerGroupAdmin:
     ) -> Iterable[QueueProgress]:
         ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
         code = RequestCode.GET_CONSUME_STATS
-        reply = await self._requests.ask(address, code, ext, "progress")
+        stats = await self._requests.read(ConsumeStats, address, code, ext, "progress")
         return [
             QueueProgress(
                 queue, o.broker_offset, o.consumer_offset, o.last_timestamp, o.pull_offset
             )
-            for queue, o in ConsumeStats.decode(reply.body).offset_table.items()
+            for queue, o in stats.offset_table.items()
         ]

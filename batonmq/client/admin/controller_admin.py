@@ -14,11 +14,7 @@ import msgspec
 
 from batonmq.auth.signature import Signer
 from batonmq.client.admin.requests import AdminRequests
-from batonmq.client.admin.types import (
-    ControllerLogStatus,
-    ControllerMetadata,
-    ElectedMaster,
-)
+from batonmq.client.admin.types import ControllerLogStatus, ControllerMetadata, ElectedMaster
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names

@@ -11,7 +11,7 @@ from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.records.codec import decode_records
 
-_NOT_FOUND = frozenset({ResponseCode.QUERY_NOT_FOUND})
+_NOT_FOUND = ResponseCode.QUERY_NOT_FOUND
 
 
 class MessageAdmin:
@@ -35,14 +35,12 @@ class MessageAdmin:
             ext["topic"] = topic
         code = RequestCode.VIEW_MESSAGE_BY_ID
         try:
-            reply = await self._requests.ask(
-                address, code, ext, "finding a message", also=_NOT_FOUND
-            )
+            body = await self._requests.find(address, code, ext, "finding a message", _NOT_FOUND)
         except ResponseError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
                 return None  # so brokers, Java's too, answer for an offset that they do not have
             raise
-        messages = decode_records(reply.body) if reply.code == ResponseCode.SUCCESS else []
+        messages = decode_records(body or b"")
         return messages[0] if messages else None
 
     async def by_key(
@@ -81,12 +79,9 @@ class MessageAdmin:
 
         # Each master has an index of its own messages only.
         async def at(broker_name: str, address: str) -> list[MessageExt]:
-            reply = await requests.ask(
-                address, RequestCode.QUERY_MESSAGE, ext, "looking up by key", also=_NOT_FOUND
-            )
-            if reply.code != ResponseCode.SUCCESS:
-                return []
-            found = decode_records(reply.body)
+            code = RequestCode.QUERY_MESSAGE
+            body = await requests.find(address, code, ext, "looking up by key", _NOT_FOUND)
+            found = decode_records(body or b"")
             for message in found:
                 message.broker_name = broker_name  # a record does not name its broker group
             return found

@@ -1,14 +1,18 @@
 """Sends admin requests; errors say what to do."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.json_body import Json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.properties_text import has_line_break, property_text
+
+J = TypeVar("J", bound=Json)
 
 
 class AdminRequests:
@@ -41,6 +45,24 @@ class AdminRequests:
         if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise UnsupportedByBrokerError(what, code, address)
         raise ResponseError(reply.code, reply.remark, address)
+
+    async def read(
+        self, kind: type[J], address: str, code: RequestCode, ext: dict[str, str], what: str
+    ) -> J:
+        """The body of a reply. Raises as `ask`, and RemoteProtocolError for another body."""
+        return kind.decode((await self.ask(address, code, ext, what)).body)
+
+    async def find(
+        self,
+        address: str,
+        code: RequestCode,
+        ext: dict[str, str],
+        what: str,
+        absent: ResponseCode,
+    ) -> bytes | None:
+        """The body of a reply; None if its code is `absent`. Raises as `ask`."""
+        reply = await self.ask(address, code, ext, what, also=frozenset({absent}))
+        return reply.body if reply.code == ResponseCode.SUCCESS else None
 
     async def change_settings(
         self, address: str, code: RequestCode, settings: Mapping[str, str], what: str

@@ -79,43 +79,30 @@ class TopicAdmin:
 
     async def _groups_at(self, address: str, topic: str) -> list[str]:
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}
-        reply = await self._requests.ask(address, code, ext, "groups of a topic")
-        return GroupList.decode(reply.body).group_list
+        groups = await self._requests.read(GroupList, address, code, ext, "groups of a topic")
+        return groups.group_list
 
     async def _counted(self, address: str, name: str, key: str) -> BrokerStatsData:
         """The counters; zeros if there are none yet."""
-        reply = await self._requests.ask(
-            address,
-            RequestCode.VIEW_BROKER_STATS_DATA,
-            {"statsName": name, "statsKey": key},
-            "statistics",
-            also=frozenset({ResponseCode.SYSTEM_ERROR}),
-        )
-        if reply.code == ResponseCode.SUCCESS:
-            return BrokerStatsData.decode(reply.body)
-        return BrokerStatsData()
+        code, ext = RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key}
+        absent = ResponseCode.SYSTEM_ERROR
+        body = await self._requests.find(address, code, ext, "statistics", absent)
+        return BrokerStatsData() if body is None else BrokerStatsData.decode(body)
 
     async def configs(self, address: str) -> TopicConfigSerializeWrapper:
         """The settings of all topics on one broker."""
-        reply = await self._requests.ask(
-            address, RequestCode.GET_ALL_TOPIC_CONFIG, {}, "topic settings"
-        )
-        return TopicConfigSerializeWrapper.decode(reply.body)
+        kind, code = TopicConfigSerializeWrapper, RequestCode.GET_ALL_TOPIC_CONFIG
+        return await self._requests.read(kind, address, code, {}, "topic settings")
 
     async def config(self, address: str, topic: str) -> TopicConfig | None:
         """The settings of one topic on one broker; None if it does not exist there."""
+        code, absent = RequestCode.GET_TOPIC_CONFIG, ResponseCode.TOPIC_NOT_EXIST
+        ext = {"topic": topic}
         try:
-            reply = await self._requests.ask(
-                address,
-                RequestCode.GET_TOPIC_CONFIG,
-                {"topic": topic},
-                "topic settings",
-                also=frozenset({ResponseCode.TOPIC_NOT_EXIST}),
-            )
+            body = await self._requests.find(address, code, ext, "topic settings", absent)
         except UnsupportedByBrokerError:  # older brokers only return the whole table
             return (await self.configs(address)).topic_config_table.get(topic)
-        found = reply.code == ResponseCode.SUCCESS
-        return TopicConfig.decode(reply.body) if found else None
+        return None if body is None else TopicConfig.decode(body)
 
     async def change(
         self,
@@ -189,9 +176,8 @@ class TopicAdmin:
             "attributes": ",".join(f"{k}={v}" if v else k for k, v in attributes.items()),
             "force": "true" if force else "false",
         }
-        await self._requests.ask(
-            address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, "updating a topic"
-        )
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        await self._requests.ask(address, code, ext, "updating a topic")
 
     async def delete(self, topic: str, cluster: str) -> dict[str, str]:
         """Deletes a topic from all masters of the cluster, then from all name servers; returns the
@@ -222,11 +208,11 @@ class TopicAdmin:
 
     async def _stats_at(self, address: str, topic: str) -> list[QueueStats]:
         code = RequestCode.GET_TOPIC_STATS_INFO
-        reply = await self._requests.ask(address, code, {"topic": topic}, "topic status")
-        table = TopicStatsTable.decode(reply.body).offset_table
+        ext = {"topic": topic}
+        stats = await self._requests.read(TopicStatsTable, address, code, ext, "topic status")
         return [
             QueueStats(queue, o.min_offset, o.max_offset, o.last_update_timestamp)
-            for queue, o in table.items()
+            for queue, o in stats.offset_table.items()
         ]
 
 

@@ -21,11 +21,9 @@ class UserAdmin:
 
     async def create_at(self, address: str, user: UserInfo) -> None:
         """As `create`, in one broker group only."""
-        name = user.username or ""
-        code = RequestCode.AUTH_CREATE_USER
-        await self._requests.ask(
-            address, code, {"username": name}, f"user {name}", body=user.encode()
-        )
+        name, code = user.username or "", RequestCode.AUTH_CREATE_USER
+        ext = {"username": name}
+        await self._requests.ask(address, code, ext, f"user {name}", body=user.encode())
 
     async def put_acl_at(self, address: str, acl: AclInfo) -> None:
         """Adds entries in one broker group; those with the same resource are replaced. Raises

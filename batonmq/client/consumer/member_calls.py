@@ -27,10 +27,7 @@ from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 
-_RESULTS = {
-    ConsumeStatus.SUCCESS: "CR_SUCCESS",
-    ConsumeStatus.RECONSUME_LATER: "CR_LATER",
-}
+_RESULTS = {ConsumeStatus.SUCCESS: "CR_SUCCESS", ConsumeStatus.RECONSUME_LATER: "CR_LATER"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,7 @@ class ConsumeOptions(CheckedOptions):
     max_reconsume_times: int = 16
     orderly_suspend_ms: int = 1_000
     close_wait_ms: int = 5_000
-    MAY_BE_ZERO: ClassVar = (
-        "max_reconsume_times",
-        "orderly_suspend_ms",
-        "close_wait_ms",
-    )
+    MAY_BE_ZERO: ClassVar = ("max_reconsume_times", "orderly_suspend_ms", "close_wait_ms")
 
 
 def default_offset_dir() -> Path:

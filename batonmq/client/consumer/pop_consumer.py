@@ -11,11 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 from batonmq.client.arguments import check_number, check_received
-from batonmq.client.consumer.options import (
-    HELD_CHECK_MS,
-    ConsumeFromWhere,
-    ConsumeType,
-)
+from batonmq.client.consumer.options import HELD_CHECK_MS, ConsumeFromWhere, ConsumeType
 from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.subscriber import Receiver

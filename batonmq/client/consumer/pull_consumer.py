@@ -106,10 +106,7 @@ class PullConsumer(Receiver):
         return await self._calls.committed_offset(self.group, queue, deadline_ms=deadline_ms)
 
     async def commit(
-        self,
-        offsets: dict[MessageQueue, int] | None = None,
-        *,
-        timeout_ms: int = 3000,
+        self, offsets: dict[MessageQueue, int] | None = None, *, timeout_ms: int = 3000
     ) -> None:
         """Stores offsets at the brokers; by default the positions after the messages that `poll`
         returned."""

@@ -11,11 +11,7 @@ from batonmq.client.errors import ArgumentError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import NOT_SERVING
 from batonmq.protocol import properties as names
-from batonmq.protocol.bodies import (
-    SQL92,
-    TAG,
-    SubscriptionData,
-)
+from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
 from batonmq.protocol.message import INFLATED_BODY_SIZE_MAX, MessageExt, MessageQueue

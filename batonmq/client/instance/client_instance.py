@@ -37,9 +37,7 @@ class ClientInstance(Connections, RouteListener):
     """Start it inside a running loop. `routes`, `masters` and `heartbeats` are its parts."""
 
     def __init__(
-        self,
-        name_servers: str | Sequence[str] | None = None,
-        options: ClientOptions | None = None,
+        self, name_servers: str | Sequence[str] | None = None, options: ClientOptions | None = None
     ) -> None:
         """`name_servers`: `host:port;host:port` or a list; default: NAMESRV_ADDR."""
         super().__init__(name_servers, options)

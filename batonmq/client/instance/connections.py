@@ -51,9 +51,7 @@ class Connections:
     """Open from `connect` to `disconnect`."""
 
     def __init__(
-        self,
-        name_servers: str | Sequence[str] | None = None,
-        options: ClientOptions | None = None,
+        self, name_servers: str | Sequence[str] | None = None, options: ClientOptions | None = None
     ) -> None:
         """`name_servers`: `host:port;host:port` or a list; default: NAMESRV_ADDR."""
         self.options = options or ClientOptions()

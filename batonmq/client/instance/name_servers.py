@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 NAMESRV_ADDR_VARIABLE = "NAMESRV_ADDR"
 
+SHARE_MS = 500
+"""The longest wait for one server while there are others to try."""
 # How long to wait for other replies after a first one that names a suspect.
 _SECOND_OPINION_S = 0.05
 
@@ -45,7 +47,7 @@ def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
         check_text("an address", part)
     addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in addresses:
-        check_address("an address", address)
+        check_address(address)
     return addresses
 
 
@@ -65,13 +67,9 @@ def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 class NameServers:
-    def __init__(
-        self, addresses: Sequence[str], remoting: RemotingClient, *, share_ms: int = 500
-    ) -> None:
-        """`share_ms`: the longest wait for one server while there are others to try."""
+    def __init__(self, addresses: Sequence[str], remoting: RemotingClient) -> None:
         self.addresses = tuple(addresses)
         self._remoting = remoting
-        self._share_ms = share_ms
         self._preferred = 0
         self._turn = 0
 
@@ -208,7 +206,7 @@ class NameServers:
     ) -> RemotingCommand:
         left_ms = max(deadline_ms - boot_ms(), 1)
         # A silent server leaves time to ask the others.
-        timeout_ms = left_ms if last else min(left_ms, self._share_ms)
+        timeout_ms = left_ms if last else min(left_ms, SHARE_MS)
         return await self._remoting.invoke(self.addresses[index], request, timeout_ms)
 
 

@@ -8,18 +8,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from batonmq.client.errors import (
-    ClientClosedError,
-    NoMasterError,
-    NoNameServerError,
-)
+from batonmq.client.errors import ClientClosedError, NoMasterError, NoNameServerError
 from batonmq.client.instance.connections import Connections
-from batonmq.client.instance.topic_route import (
-    MasterHints,
-    TopicRoute,
-    moved_masters,
-    topic_route,
-)
+from batonmq.client.instance.topic_route import MasterHints, TopicRoute, moved_masters, topic_route
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms

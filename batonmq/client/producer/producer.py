@@ -50,13 +50,13 @@ from batonmq.client.producer.publish_routes import PublishRoutes
 from batonmq.client.producer.request_reply import OpenRequests, answer, question
 from batonmq.client.producer.sending import (
     NO_REPLY,
+    RETRY_DECISIONS,
     STATUS_BY_CODE,
     ChooseQueue,
     QueuePicker,
     RetryDecision,
     Sending,
     SendResult,
-    retry_decision,
 )
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError
@@ -420,7 +420,7 @@ class Producer(GroupMember):
             self._client.routes.master_unreachable(address)
             self._failed(sending, queue, address, NO_REPLY, str(error))
             return None
-        decision = retry_decision(reply.code)
+        decision = RETRY_DECISIONS.get(reply.code, RetryDecision.FINAL)
         if decision is RetryDecision.STORED:
             return self._stored(sending, queue, address, reply)
         self._failed(sending, queue, address, reply.code, reply.remark or "")

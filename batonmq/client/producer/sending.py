@@ -67,7 +67,7 @@ class RetryDecision(Enum):
     FINAL = auto()  # another try would fail the same way
 
 
-_DECISIONS: dict[int, RetryDecision] = {
+RETRY_DECISIONS: dict[int, RetryDecision] = {
     **dict.fromkeys(STATUS_BY_CODE, RetryDecision.STORED),
     # Also sent while fewer than `minInSyncReplicas` are in the set: a member may come back (R15).
     ResponseCode.SYSTEM_ERROR: RetryDecision.RETRY,
@@ -80,10 +80,6 @@ _DECISIONS: dict[int, RetryDecision] = {
     ResponseCode.NO_BUYER_ID: RetryDecision.ELSEWHERE,
     ResponseCode.NOT_IN_CURRENT_UNIT: RetryDecision.ELSEWHERE,
 }
-
-
-def retry_decision(code: int) -> RetryDecision:
-    return _DECISIONS.get(code, RetryDecision.FINAL)
 
 
 ADVICE_BY_CODE: dict[int, str] = {
@@ -133,8 +129,8 @@ class QueuePicker:
         self._next = index + 1
         return queues[index % len(queues)]
 
-    def broker_failed(self, broker_name: str, now_ms: int, avoid_ms: int = AVOID_MS) -> None:
-        self._avoid_until_ms[broker_name] = now_ms + avoid_ms
+    def broker_failed(self, broker_name: str, now_ms: int) -> None:
+        self._avoid_until_ms[broker_name] = now_ms + AVOID_MS
 
     def broker_answered(self, broker_name: str) -> None:
         if self._avoid_until_ms:

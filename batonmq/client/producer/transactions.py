@@ -203,9 +203,7 @@ class TransactionProducer(Producer):
             log.info("transaction_check_unanswered address=%s reason=%s", address, error)
 
 
-async def _state_of(
-    result: TransactionState | Awaitable[TransactionState],
-) -> TransactionState:
+async def _state_of(result: TransactionState | Awaitable[TransactionState]) -> TransactionState:
     """Raises TypeError for anything but a TransactionState."""
     state = await result if inspect.isawaitable(result) else result
     if not isinstance(state, TransactionState):

@@ -276,18 +276,18 @@ def without_crc(record: Buffer) -> bytes:
     return bytes(found)
 
 
-def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
-    """The message of the record at `pos`, without its place, to be stored again. Raises
+def message_to_store(record: Buffer) -> NewMessage:
+    """The message of a whole record, without its place, to be stored again. Raises
     CorruptRecord as `decode_record`."""
-    size, magic = _read_first(buf, pos)
-    head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
-    properties = bytes(buf[properties_at : pos + size])
+    size, magic = _read_first(record, 0)
+    head, body_at, topic_at, topic_end, properties_at = _locate(record, 0, size, magic)
+    properties = bytes(record[properties_at:size])
     if properties[-CRC_TAIL_SIZE:].startswith(CRC_PROPERTY):
         properties = properties[:-CRC_TAIL_SIZE]
     return NewMessage(
-        topic=bytes(buf[topic_at:topic_end]).decode("utf-8", "replace"),
+        topic=bytes(record[topic_at:topic_end]).decode("utf-8", "replace"),
         queue_id=head[3],
-        body=bytes(buf[body_at : body_at + head[14]]),
+        body=bytes(record[body_at : body_at + head[14]]),
         properties=properties,
         tags_code=tags_code(find_property(properties, b"TAGS")),
         keys=find_property(properties, b"KEYS"),
