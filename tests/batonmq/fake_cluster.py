@@ -7,13 +7,22 @@ master. Brokers answer as RocketMQ does, unless a test puts an answer of its own
 
 import asyncio
 import contextlib
+import inspect
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-import uvloop
-
+from batonmq import (
+    ClientOptions,
+    ConsumeFromWhere,
+    ConsumeOptions,
+    Listener,
+    Producer,
+    PushConsumer,
+    PushConsumerOptions,
+)
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.bodies import (
     BrokerData,
@@ -40,6 +49,7 @@ from batonmq.protocol.bodies import (
     TopicStatsTable,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
+from batonmq.protocol.json_body import Body
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes
 from batonmq.protocol.records.codec import decode_record
@@ -47,14 +57,18 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
-from tests.records import record_of as encode_record
+from batonmq.runtime.turns import is_set_within
+from tests.records import record_of
 
 HOST = "127.0.0.1"
 CLUSTER = "DefaultCluster"
 TOPIC = "T"
 AUTO_CREATE = "TBW102"
+FAST = ClientOptions(suspicion_ms=20)
 
 Answer = Callable[[RemotingCommand, Connection], Awaitable[RemotingCommand | None]]
+Reply = RemotingCommand | Body | dict[str, object] | None
+"""A handler gives a whole reply, its body or its fields; None is success without any."""
 
 
 @dataclass
@@ -87,33 +101,20 @@ class FakeGroup:
         return found
 
 
-class FakeBroker:
-    """One replica. `role` decides what sends and pulls get; `requests` is what arrived."""
+class Scripted:
+    """A server. `requests` is what arrived; `before`: what a test has it answer first, by code."""
 
-    def __init__(self, group: FakeGroup, broker_id: int, *, master: bool) -> None:
-        self.group = group
-        self.broker_id = broker_id
-        self.master = master
+    def __init__(self) -> None:
         self.address = ""
-        self.before: dict[int, list[Answer]] = defaultdict(list)
-        self.unsupported: set[int] = {
-            RequestCode.LOCK_BATCH_MQ,
-            RequestCode.UNLOCK_BATCH_MQ,
-            RequestCode.CONSUMER_SEND_MSG_BACK,
-        }
         self.requests: list[RemotingCommand] = []
-        self.members: dict[str, dict[str, Connection]] = defaultdict(dict)
-        self.locks: dict[tuple[str, str, int], str] = {}
-        self.sent_back: list[RemotingCommand] = []
-        self.changed = asyncio.Event()
+        self.before: dict[int, list[Answer]] = defaultdict(list)
         self._server: RemotingServer | None = None
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self) -> None:
         processors = Processors()
         processors.default(self._answer)
-        self._server = RemotingServer(processors, name=f"fake-{self.group.name}")
-        bound = await self._server.listen(HOST, port)
-        self.address = f"{HOST}:{bound}"
+        self._server = RemotingServer(processors)
+        self.address = f"{HOST}:{await self._server.listen(HOST, 0)}"
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -127,21 +128,50 @@ class FakeBroker:
     def codes(self) -> list[int]:
         return [r.code for r in self.requests]
 
-    def wake(self) -> None:
-        """Lets held pulls look again."""
-        self.changed.set()
-        self.changed = asyncio.Event()
-
     async def _answer(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand | None:
         self.requests.append(request)
         if self.before[request.code]:
             return await self.before[request.code].pop(0)(request, connection)
+        return await self.serve(request, connection)
+
+    async def serve(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        """The server's own answer."""
+        raise NotImplementedError
+
+
+class FakeBroker(Scripted):
+    """One replica. `master` decides what sends and pulls get."""
+
+    def __init__(self, group: FakeGroup, broker_id: int, *, master: bool) -> None:
+        super().__init__()
+        self.group = group
+        self.broker_id = broker_id
+        self.master = master
+        self.unsupported: set[int] = set()
+        self.members: dict[str, dict[str, Connection]] = defaultdict(dict)
+        self.locks: dict[tuple[str, str, int], str] = {}
+        self.sent_back: list[RemotingCommand] = []
+        self.changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Lets held pulls look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def serve(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         handler = _HANDLERS.get(request.code)
         if handler is None or request.code in self.unsupported:
             return refuse(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not supported")
-        return await handler(self, request, connection)
+        reply = handler(self, request, connection)
+        if inspect.isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, RemotingCommand):
+            return reply
+        if isinstance(reply, Body):
+            return RemotingCommand.response_to(request, body=reply.encode())
+        return RemotingCommand.response_to(request, ext=reply)
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -153,19 +183,16 @@ class FakeBroker:
         records = group.queues[topic, queue_id]
         queue_offset = group.first_offset[topic, queue_id] + len(records)
         host = host_bytes(HOST, int(self.address.rpartition(":")[2]))
-        record = encode_record(
+        record = record_of(
             topic=topic.encode(),
             queue_id=queue_id,
             queue_offset=queue_offset,
             physical_offset=group.log_end,
-            flag=0,
             sys_flag=sys_flag,
             born_timestamp=1000,
             born_host=host,
             store_timestamp=1000 + group.log_end,
             store_host=host,
-            reconsume_times=0,
-            prepared_transaction_offset=0,
             body=body,
             properties=properties.encode(),
             append_prop_crc=True,
@@ -176,7 +203,7 @@ class FakeBroker:
         self.wake()
         return msg_id, queue_offset
 
-    async def send(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def send(self, request: RemotingCommand, _: Connection) -> Reply:
         if not self.master:
             return refuse(request, ResponseCode.SYSTEM_BUSY, "broker is a slave")
         ext = request.ext
@@ -192,14 +219,10 @@ class FakeBroker:
             ]
         else:
             stored = [self.store(topic, queue_id, request.body, ext["i"], int(ext["f"]))]
-        reply_ext = {
-            "msgId": ",".join(msg_id for msg_id, _ in stored),
-            "queueId": str(queue_id),
-            "queueOffset": str(stored[0][1]),
-        }
-        return RemotingCommand.response_to(request, ext=reply_ext)
+        msg_ids = ",".join(msg_id for msg_id, _ in stored)
+        return {"msgId": msg_ids, "queueId": queue_id, "queueOffset": stored[0][1]}
 
-    async def pull(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    async def pull(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         ext = request.ext
         suspend_s = int(ext["suspendTimeoutMillis"]) / 1000 if int(ext["sysFlag"]) & 2 else 0.0
         deadline = asyncio.get_running_loop().time() + suspend_s
@@ -211,19 +234,15 @@ class FakeBroker:
             left_s = deadline - asyncio.get_running_loop().time()
             if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0:
                 return reply
-            try:
-                async with asyncio.timeout(left_s):
-                    await changed.wait()
-            except TimeoutError:
-                continue
+            await is_set_within(changed, left_s)
 
     def _pull_now(self, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
-        key = (ext["topic"], int(ext["queueId"]))
+        key = _queue_key(request)
         if key[0] not in self.group.topics:
             return refuse(request, ResponseCode.TOPIC_NOT_EXIST, "topic not exist")
-        first, records = self.group.first_offset[key], self.group.queues[key]
-        offset, end = int(ext["queueOffset"]), first + len(records)
+        first, end, records = self._ends(request)
+        offset = int(ext["queueOffset"])
         wanted = _tag_hashes(ext["subscription"])
         body, next_offset = b"", offset
         if offset < first or offset > end:
@@ -237,17 +256,23 @@ class FakeBroker:
             body = b"".join(found)
             code = ResponseCode.SUCCESS if found else ResponseCode.PULL_RETRY_IMMEDIATELY
         reply_ext = {
-            "suggestWhichBrokerId": str(self.group.suggested_id),
-            "nextBeginOffset": str(next_offset),
-            "minOffset": str(first),
-            "maxOffset": str(end),
+            "suggestWhichBrokerId": self.group.suggested_id,
+            "nextBeginOffset": next_offset,
+            "minOffset": first,
+            "maxOffset": end,
         }
         return RemotingCommand.response_to(request, code, ext=reply_ext, body=body)
 
-    async def query(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def _ends(self, request: RemotingCommand) -> tuple[int, int, list[bytes]]:
+        """(first offset, end, records) of the queue that a request names."""
+        key = _queue_key(request)
+        first, records = self.group.first_offset[key], self.group.queues[key]
+        return first, first + len(records), records
+
+    def query(self, request: RemotingCommand, _: Connection) -> Reply:
         ext = request.ext
         found = []
-        for (topic, _), records in self.group.queues.items():
+        for (topic, _queue), records in self.group.queues.items():
             for record in records if topic == ext["topic"] else ():
                 properties = decode_record(record).properties
                 keys = [*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY")]
@@ -256,7 +281,7 @@ class FakeBroker:
         code = ResponseCode.SUCCESS if found else ResponseCode.QUERY_NOT_FOUND
         return RemotingCommand.response_to(request, code, body=b"".join(found))
 
-    async def view(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def view(self, request: RemotingCommand, _: Connection) -> Reply:
         for records in self.group.queues.values():
             for record in records:
                 if decode_record(record).physical_offset == int(request.ext["offset"]):
@@ -265,50 +290,39 @@ class FakeBroker:
 
     # -- offsets ------------------------------------------------------------------------------
 
-    async def query_offset(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
-        offset = self.group.offsets.get(_offset_key(request))
+    def query_offset(self, request: RemotingCommand, _: Connection) -> Reply:
+        offset = self.group.offsets.get((request.ext["consumerGroup"], *_queue_key(request)))
         if offset is None:
             return refuse(request, ResponseCode.QUERY_NOT_FOUND, "Not found")
-        return RemotingCommand.response_to(request, ext={"offset": offset})
+        return {"offset": offset}
 
-    async def update_offset(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
-        self.group.offsets[_offset_key(request)] = int(request.ext["commitOffset"])
+    def update_offset(self, request: RemotingCommand, _: Connection) -> Reply:
+        key = request.ext["consumerGroup"], *_queue_key(request)
+        self.group.offsets[key] = int(request.ext["commitOffset"])
         self.wake()
-        return RemotingCommand.response_to(request)
+        return None
 
-    async def max_offset(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def max_offset(self, request: RemotingCommand, _: Connection) -> Reply:
         if not self.master:
             return refuse(request, ResponseCode.SYSTEM_BUSY, "slave")
-        key = (request.ext["topic"], int(request.ext["queueId"]))
-        end = self.group.first_offset[key] + len(self.group.queues[key])
-        return RemotingCommand.response_to(request, ext={"offset": end})
+        return {"offset": self._ends(request)[1]}
 
-    async def min_offset(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        key = (request.ext["topic"], int(request.ext["queueId"]))
-        return RemotingCommand.response_to(request, ext={"offset": self.group.first_offset[key]})
+    def min_offset(self, request: RemotingCommand, _: Connection) -> Reply:
+        return {"offset": self._ends(request)[0]}
 
-    async def by_time(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        key = (request.ext["topic"], int(request.ext["queueId"]))
-        first = self.group.first_offset[key]
+    def by_time(self, request: RemotingCommand, _: Connection) -> Reply:
+        first, _end, records = self._ends(request)
         wanted_ms = int(request.ext["timestamp"])
-        records = self.group.queues[key]
         earlier = sum(decode_record(r).store_timestamp < wanted_ms for r in records)
-        return RemotingCommand.response_to(request, ext={"offset": first + earlier})
+        return {"offset": first + earlier}
 
-    async def all_offsets(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    def all_offsets(self, request: RemotingCommand, _: Connection) -> Reply:
         table: dict[str, dict[int, int]] = defaultdict(dict)
         for (group, topic, queue_id), offset in self.group.offsets.items():
             table[f"{topic}@{group}"][queue_id] = offset
-        body = ConsumerOffsetSerializeWrapper(offset_table=dict(table)).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return ConsumerOffsetSerializeWrapper(offset_table=dict(table))
 
-    async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    def topic_stats(self, request: RemotingCommand, _: Connection) -> Reply:
         group, topic = self.group, request.ext["topic"]
         table = {}
         for queue_id in range(group.topics[topic].read_queues):
@@ -316,22 +330,20 @@ class FakeBroker:
             end = least + len(group.queues[topic, queue_id])
             queue = MessageQueue(topic, group.name, queue_id)
             table[queue] = TopicOffset(min_offset=least, max_offset=end)
-        body = TopicStatsTable(offset_table=table).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return TopicStatsTable(offset_table=table)
 
-    async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    def consume_stats(self, request: RemotingCommand, _: Connection) -> Reply:
         table = {}
         for (group, topic, queue_id), offset in self.group.offsets.items():
             if group == request.ext["consumerGroup"]:
                 end = len(self.group.queues[topic, queue_id])
                 queue = MessageQueue(topic, self.group.name, queue_id)
                 table[queue] = OffsetWrapper(broker_offset=end, consumer_offset=offset)
-        body = ConsumeStats(offset_table=table).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return ConsumeStats(offset_table=table)
 
     # -- members ------------------------------------------------------------------------------
 
-    async def heartbeat(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def heartbeat(self, request: RemotingCommand, connection: Connection) -> Reply:
         data = HeartbeatData.decode(request.body)
         for consumer in data.consumer_data_set:
             members = self.members[consumer.group_name]
@@ -340,14 +352,14 @@ class FakeBroker:
             connection.on_close.append(partial(self._gone, consumer.group_name))
             if new:
                 self._notify(consumer.group_name)
-        return RemotingCommand.response_to(request)
+        return None
 
-    async def unregister(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def unregister(self, request: RemotingCommand, _: Connection) -> Reply:
         group = request.ext.get("consumerGroup")
         if group is not None:
             self.members[group].pop(request.ext["clientID"], None)
             self._notify(group)
-        return RemotingCommand.response_to(request)
+        return None
 
     def _gone(self, group: str, connection: Connection) -> None:
         members = self.members[group]
@@ -358,108 +370,81 @@ class FakeBroker:
             self._notify(group)
 
     def _notify(self, group: str) -> None:
+        code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         for connection in self.members[group].values():
             if not connection.closed:
-                connection.oneway(
-                    RemotingCommand.request(
-                        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
-                    )
-                )
+                connection.oneway(RemotingCommand.request(code, {"consumerGroup": group}))
         self.wake()
 
-    async def consumer_list(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    def consumer_list(self, request: RemotingCommand, _: Connection) -> Reply:
         ids = list(self.members[request.ext["consumerGroup"]])
         if not ids:
             return refuse(request, ResponseCode.SYSTEM_ERROR, "no consumer for this group")
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return GetConsumerListByGroupResponseBody(consumer_id_list=ids)
 
-    async def lock(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def lock(self, request: RemotingCommand, _: Connection) -> Reply:
         asked = LockBatchRequestBody.decode(request.body)
         held = []
         for queue in asked.mq_set:
             key = (asked.consumer_group, queue.topic, queue.queue_id)
             if self.locks.setdefault(key, asked.client_id) == asked.client_id:
                 held.append(queue)
-        body = LockBatchResponseBody(lock_ok_mq_set=held).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return LockBatchResponseBody(lock_ok_mq_set=held)
 
-    async def unlock(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def unlock(self, request: RemotingCommand, _: Connection) -> Reply:
         asked = LockBatchRequestBody.decode(request.body)
         for queue in asked.mq_set:
             key = (asked.consumer_group, queue.topic, queue.queue_id)
             if self.locks.get(key) == asked.client_id:
                 del self.locks[key]
-        return RemotingCommand.response_to(request)
+        return None
 
-    async def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def send_back(self, request: RemotingCommand, _: Connection) -> Reply:
         self.sent_back.append(request)
         self.wake()
-        return RemotingCommand.response_to(request)
+        return None
 
     # -- admin --------------------------------------------------------------------------------
 
-    async def update_topic(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    def update_topic(self, request: RemotingCommand, _: Connection) -> Reply:
         ext = request.ext
-        self.group.topics[ext["topic"]] = Topic(
-            int(ext["readQueueNums"]), int(ext["writeQueueNums"]), int(ext["perm"])
-        )
-        return RemotingCommand.response_to(request)
+        numbers = (int(ext[name]) for name in ("readQueueNums", "writeQueueNums", "perm"))
+        self.group.topics[ext["topic"]] = Topic(*numbers)
+        return None
 
-    async def delete_topic(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    def delete_topic(self, request: RemotingCommand, _: Connection) -> Reply:
         self.group.topics.pop(request.ext["topic"], None)
-        return RemotingCommand.response_to(request)
+        return None
 
-    async def all_topics(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def all_topics(self, request: RemotingCommand, _: Connection) -> Reply:
         table = {
             name: TopicConfig(
                 topic_name=name, read_queue_nums=t.read_queues, write_queue_nums=t.write_queues
             )
             for name, t in self.group.topics.items()
         }
-        body = TopicConfigSerializeWrapper(topic_config_table=table).encode()
-        return RemotingCommand.response_to(request, body=body)
+        return TopicConfigSerializeWrapper(topic_config_table=table)
 
-    async def update_group(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    def update_group(self, request: RemotingCommand, _: Connection) -> Reply:
         config = SubscriptionGroupConfig.decode(request.body)
         self.group.groups[config.group_name] = config
-        return RemotingCommand.response_to(request)
+        return None
 
-    async def all_groups(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        body = SubscriptionGroupWrapper(subscription_group_table=self.group.groups).encode()
-        return RemotingCommand.response_to(request, body=body)
+    def all_groups(self, request: RemotingCommand, _: Connection) -> Reply:
+        return SubscriptionGroupWrapper(subscription_group_table=self.group.groups)
 
-    async def runtime(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        body = KVTable(table={"brokerVersionDesc": "FAKE"}).encode()
-        return RemotingCommand.response_to(request, body=body)
+    def runtime(self, request: RemotingCommand, _: Connection) -> Reply:
+        return KVTable(table={"brokerVersionDesc": "FAKE"})
 
-    async def ha_status(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        body = HARuntimeInfo(
-            master=self.master, master_commit_log_max_offset=self.group.log_end
-        ).encode()
-        return RemotingCommand.response_to(request, body=body)
+    def ha_status(self, request: RemotingCommand, _: Connection) -> Reply:
+        return HARuntimeInfo(master=self.master, master_commit_log_max_offset=self.group.log_end)
 
-    async def epochs(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        body = EpochEntryCache(
-            broker_id=self.broker_id,
-            broker_name=self.group.name,
-            cluster_name=CLUSTER,
-            epoch_list=[EpochCacheEntry(epoch=1, start_offset=0)],
-            max_offset=self.group.log_end,
-        ).encode()
-        return RemotingCommand.response_to(request, body=body)
+    def epochs(self, request: RemotingCommand, _: Connection) -> Reply:
+        return EpochEntryCache(epoch_list=[EpochCacheEntry(epoch=1, start_offset=0)])
 
 
 _HANDLERS: dict[
-    int, Callable[[FakeBroker, RemotingCommand, Connection], Awaitable[RemotingCommand]]
+    int, Callable[[FakeBroker, RemotingCommand, Connection], Reply | Awaitable[RemotingCommand]]
 ]
 _HANDLERS = {
     RequestCode.SEND_MESSAGE_V2: FakeBroker.send,
@@ -492,34 +477,15 @@ _HANDLERS = {
 }
 
 
-class FakeNameServer:
+class FakeNameServer(Scripted):
     """Tells what the cluster's brokers are now, or, while `stale` is set, what they were then."""
 
     def __init__(self, cluster: "FakeCluster") -> None:
+        super().__init__()
         self._cluster = cluster
-        self.address = ""
-        self.requests: list[RemotingCommand] = []
-        self.before: dict[int, list[Answer]] = defaultdict(list)
         self.stale: list[BrokerData] | None = None
-        self._server: RemotingServer | None = None
 
-    async def start(self) -> None:
-        processors = Processors()
-        processors.default(self._answer)
-        self._server = RemotingServer(processors, name="fake-namesrv")
-        self.address = f"{HOST}:{await self._server.listen(HOST, 0)}"
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.close()
-
-    async def _answer(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand | None:
-        self.requests.append(request)
-        if self.before[request.code]:
-            return await self.before[request.code].pop(0)(request, connection)
+    async def serve(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return self._route(request)
         if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
@@ -562,19 +528,18 @@ class FakeNameServer:
 
 
 class FakeCluster:
-    """`async with FakeCluster(groups=1, replicas=2) as cluster: ...`
+    """It has the topic T. Replica 1 of each group is the master at first; its routes show it as id
+    0."""
 
-    Replica 1 of each group is the master at first; its routes show it as id 0.
-    """
-
-    def __init__(self, *, groups: int = 1, replicas: int = 2, name_servers: int = 2) -> None:
+    def __init__(self, *, groups: int) -> None:
         names = [f"broker-{'abcdef'[i]}" for i in range(groups)]
-        self.groups = {name: FakeGroup(name, {AUTO_CREATE: Topic(8, 8, 7)}) for name in names}
+        topics = {AUTO_CREATE: Topic(8, 8, 7), TOPIC: Topic()}
+        self.groups = {name: FakeGroup(name, topics.copy()) for name in names}
         self.brokers = {
-            name: [FakeBroker(self.groups[name], i + 1, master=i == 0) for i in range(replicas)]
+            name: [FakeBroker(self.groups[name], i + 1, master=i == 0) for i in range(2)]
             for name in names
         }
-        self.name_servers = [FakeNameServer(self) for _ in range(name_servers)]
+        self.name_servers = [FakeNameServer(self) for _ in range(2)]
         self.registered: set[FakeBroker] = set()
 
     async def __aenter__(self) -> "FakeCluster":
@@ -636,27 +601,36 @@ class FakeCluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster_with_topic(*, groups: int = 1) -> AsyncIterator[FakeCluster]:
-    """It has the topic T."""
+async def open_cluster(*, groups: int = 1) -> AsyncIterator[FakeCluster]:
+    """For 20 s, the time of a test; the fixture `cluster` is one."""
     async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-        cluster.add_topic(TOPIC)
         yield cluster
 
 
-def run(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
-    """Plays it on a cluster that has the topic T."""
+@contextlib.asynccontextmanager
+async def producing(**options: Any) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    """A cluster and a producer of group pg. `options`: other ones than `FAST`."""
+    async with open_cluster(groups=options.pop("groups", 1)) as cluster:
+        names, options = cluster.name_server_addresses, {"client_options": FAST} | options
+        async with Producer("pg", name_servers=names, **options) as producer:
+            yield cluster, producer
 
-    async def main() -> None:
-        async with cluster_with_topic() as cluster:
-            await story(cluster)
 
-    uvloop.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for a fact on either side that no event tells of; the test's timeout bounds it."""
-    while not condition():  # noqa: ASYNC110 - see above
-        await asyncio.sleep(0.001)
+def one_by_one(
+    cluster: FakeCluster, listener: Listener, client_options: ClientOptions, batch: int = 1
+) -> PushConsumer:
+    """A consumer that begins at the first message, and has one listener call at a time."""
+    consumer = PushConsumer(
+        "cg",
+        listener,
+        name_servers=cluster.name_server_addresses,
+        options=PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(concurrency=1, batch=batch)
+        ),
+        client_options=client_options,
+    )
+    consumer.subscribe(TOPIC)
+    return consumer
 
 
 def refuse(request: RemotingCommand, code: int, remark: str) -> RemotingCommand:
@@ -678,7 +652,7 @@ def late(broker: FakeBroker, came: asyncio.Event, go_on: asyncio.Event) -> Answe
     async def give(request: RemotingCommand, connection: Connection) -> RemotingCommand:
         came.set()
         await go_on.wait()
-        return await _HANDLERS[request.code](broker, request, connection)
+        return await broker.serve(request, connection)
 
     return give
 
@@ -688,9 +662,8 @@ async def silence(request: RemotingCommand, connection: Connection) -> None:
     await asyncio.Event().wait()
 
 
-def _offset_key(request: RemotingCommand) -> tuple[str, str, int]:
-    ext = request.ext
-    return ext["consumerGroup"], ext["topic"], int(ext["queueId"])
+def _queue_key(request: RemotingCommand) -> tuple[str, int]:
+    return request.ext["topic"], int(request.ext["queueId"])
 
 
 def _tag_hashes(expression: str) -> frozenset[int]:

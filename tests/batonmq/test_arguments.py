@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import open_cluster
 
 from batonmq import (
     ArgumentError,
@@ -115,8 +114,7 @@ def test_what_looks_odd_and_can_be_meant_is_taken() -> None:
 
 async def test_wrong_calls_cost_no_request() -> None:
     """None is tried again until its time is over."""
-    async with FakeCluster() as cluster, asyncio.timeout(20):
-        cluster.add_topic(TOPIC)
+    async with open_cluster() as cluster:
         names = cluster.name_server_addresses
         one = Message(TOPIC, b"1")
         async with Producer("pg", name_servers=names) as producer:

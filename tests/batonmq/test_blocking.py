@@ -12,15 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
-from fake_cluster import TOPIC, FakeCluster
+from fake_cluster import TOPIC, open_cluster
 
-from batonmq import (
-    ConsumeFromWhere,
-    LitePullOptions,
-    Message,
-    MessageQueue,
-    NoRouteError,
-)
+from batonmq import ConsumeFromWhere, LitePullOptions, Message, MessageQueue, NoRouteError
 from batonmq.blocking import (
     BlockingAdmin,
     BlockingLitePullConsumer,
@@ -42,8 +36,7 @@ def test_blocking_facade_sends_pulls_and_asks() -> None:
     shared: dict[str, object] = {}
 
     async def serve() -> None:
-        async with FakeCluster() as cluster:
-            cluster.add_topic(TOPIC)
+        async with open_cluster() as cluster:
             shared.update(addresses=cluster.name_server_addresses, loop=asyncio.get_running_loop())
             ready.set()
             await stop.wait()
@@ -62,11 +55,8 @@ def test_blocking_facade_sends_pulls_and_asks() -> None:
             assert producer.send(Message(TOPIC, b"hi"), queue=Q0).acknowledged
             consumer.assign(consumer.fetch_queues(TOPIC))
             assert [m.body for m in consumer.poll(2000)] == [b"hi"]
-            lite = BlockingLitePullConsumer(
-                "lite",
-                name_servers=addresses,
-                options=LitePullOptions(ConsumeFromWhere.FIRST),
-            )
+            options = LitePullOptions(ConsumeFromWhere.FIRST)
+            lite = BlockingLitePullConsumer("lite", name_servers=addresses, options=options)
             lite.subscribe(TOPIC)
             with lite:
                 assert Q0 in lite.assigned_queues

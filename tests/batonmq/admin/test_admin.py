@@ -1,10 +1,9 @@
 """Admin calls against scripted servers: what they send, find and report."""
 
-import asyncio
 import re
 
 import pytest
-from fake_cluster import CLUSTER, TOPIC, FakeCluster, answer, cluster_with_topic, silence
+from fake_cluster import CLUSTER, TOPIC, FakeCluster, answer, open_cluster, silence
 
 from batonmq import (
     Admin,
@@ -19,20 +18,14 @@ from batonmq import (
 )
 from batonmq.client.errors import NoNameServerError
 from batonmq.client.instance.name_servers import name_servers_from
-from batonmq.protocol.bodies import (
-    SubscriptionGroupConfig,
-    TopicConfig,
-)
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
 
 async def test_topics_are_made_listed_measured_and_deleted() -> None:
-    async with (
-        cluster_with_topic(groups=2) as cluster,
-        Admin(cluster.name_server_addresses) as admin,
-    ):
+    async with open_cluster(groups=2) as cluster, Admin(cluster.name_server_addresses) as admin:
         config = TopicConfig(topic_name="N", read_queue_nums=2, write_queue_nums=2)
         done = await admin.topics.create_or_update(config, cluster=CLUSTER)
         assert sorted(done) == ["broker-a", "broker-b"]
@@ -55,7 +48,7 @@ async def test_topics_are_made_listed_measured_and_deleted() -> None:
 
 
 async def test_what_is_not_there_is_not_deleted_and_queues_that_nobody_reads_are_not_made() -> None:
-    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+    async with open_cluster() as cluster, Admin(cluster.name_server_addresses) as admin:
         with pytest.raises(ClientError, match="no topic Nope in cluster DefaultCluster"):
             await admin.topics.delete("Nope", CLUSTER)
         changes = TopicChanges(read_queue_nums=2, write_queue_nums=4)
@@ -67,7 +60,7 @@ async def test_what_is_not_there_is_not_deleted_and_queues_that_nobody_reads_are
 
 
 async def test_a_reset_is_shown_before_it_is_done() -> None:
-    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+    async with open_cluster() as cluster, Admin(cluster.name_server_addresses) as admin:
         for n in range(3):
             cluster.master().store(TOPIC, 0, b"%d" % n)
         found = await admin.consumer_groups.preview_reset("G", TOPIC, -1)
@@ -80,7 +73,7 @@ async def test_a_reset_is_shown_before_it_is_done() -> None:
 
 async def test_a_change_sends_the_other_settings_as_they_are() -> None:
     """Brokers need all of them; a broker that does not serve 351 is asked for its table (21)."""
-    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+    async with open_cluster() as cluster, Admin(cluster.name_server_addresses) as admin:
         config = TopicConfig(topic_name="N", read_queue_nums=16, write_queue_nums=12, perm=4)
         await admin.topics.create_or_update(config, cluster=CLUSTER)
         changes = TopicChanges(perm=6, unit=True)
@@ -99,7 +92,7 @@ async def test_a_change_sends_the_other_settings_as_they_are() -> None:
 
 
 async def test_targets_that_do_not_exist_are_named() -> None:
-    async with cluster_with_topic() as cluster, Admin(cluster.name_server_addresses) as admin:
+    async with open_cluster() as cluster, Admin(cluster.name_server_addresses) as admin:
         with pytest.raises(ClientError, match=r"no cluster Nope.*DefaultCluster"):
             await admin.cluster.masters("Nope")
         with pytest.raises(ClientError, match=r"no broker group x.*broker-a"):
@@ -113,45 +106,41 @@ async def test_targets_that_do_not_exist_are_named() -> None:
             await admin.topics.traffic(TOPIC)
 
 
-async def test_messages_are_found_by_id_key_and_unique_key() -> None:
-    async with cluster_with_topic() as cluster:
-        addresses = cluster.name_server_addresses
-        async with Producer("pg", name_servers=addresses) as producer, Admin(addresses) as admin:
-            sent = await producer.send(Message.of(TOPIC, "hello", keys="k1 k2"))
-            by_id = await admin.messages.by_id(sent.offset_msg_id)
-            by_unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
-            by_key = await admin.messages.by_key(TOPIC, "k2")
-            assert by_id is not None and by_unique is not None
-            assert by_id.body == by_unique.body == by_key[0].body == b"hello"
-            assert await admin.messages.by_key(TOPIC, "k") == []
-            gone = sent.offset_msg_id[:-2] + "77"
-            assert await admin.messages.by_id(gone) is None
-            with pytest.raises(ClientError, match="no offset message id"):
-                await admin.messages.by_id("xyz")
+async def test_messages_are_found_by_id_key_and_unique_key(cluster: FakeCluster) -> None:
+    addresses = cluster.name_server_addresses
+    async with Producer("pg", name_servers=addresses) as producer, Admin(addresses) as admin:
+        sent = await producer.send(Message.of(TOPIC, "hello", keys="k1 k2"))
+        by_id = await admin.messages.by_id(sent.offset_msg_id)
+        by_unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
+        by_key = await admin.messages.by_key(TOPIC, "k2")
+        assert by_id is not None and by_unique is not None
+        assert by_id.body == by_unique.body == by_key[0].body == b"hello"
+        assert by_unique.broker_name == by_key[0].broker_name == "broker-a"
+        assert await admin.messages.by_key(TOPIC, "k") == []
+        gone = sent.offset_msg_id[:-2] + "77"
+        assert await admin.messages.by_id(gone) is None
+        with pytest.raises(ClientError, match="no offset message id"):
+            await admin.messages.by_id("xyz")
 
 
-async def test_the_progress_of_a_group_is_that_of_all_its_queues() -> None:
-    async with cluster_with_topic() as cluster:
-        for i in range(5):
-            cluster.master().store(TOPIC, 0, b"%d" % i)
-        offsets = cluster.groups["broker-a"].offsets
-        offsets["g", TOPIC, 0] = 2
-        offsets["other", TOPIC, 0] = 1
-        async with Admin(cluster.name_server_addresses) as admin:
-            progress = await admin.consumer_groups.progress("g")
-            assert [(q.queue, q.broker_offset, q.consumer_offset) for q in progress.queues] == [
-                (Q0, 5, 2)
-            ]
-            assert progress.lag == 3
-            assert progress.members == ()
-            assert await admin.consumer_groups.names() == ["g", "other"]
+async def test_the_progress_of_a_group_is_that_of_all_its_queues(cluster: FakeCluster) -> None:
+    for i in range(5):
+        cluster.master().store(TOPIC, 0, b"%d" % i)
+    offsets = cluster.groups["broker-a"].offsets
+    offsets["g", TOPIC, 0] = 2
+    offsets["other", TOPIC, 0] = 1
+    async with Admin(cluster.name_server_addresses) as admin:
+        progress = await admin.consumer_groups.progress("g")
+        assert [(q.queue, q.broker_offset, q.consumer_offset) for q in progress.queues] == [
+            (Q0, 5, 2)
+        ]
+        assert progress.lag == 3
+        assert progress.members == ()
+        assert await admin.consumer_groups.names() == ["g", "other"]
 
 
 async def test_the_other_masters_can_be_asked_while_a_group_has_none() -> None:
-    async with (
-        cluster_with_topic(groups=2) as cluster,
-        Admin(cluster.name_server_addresses) as admin,
-    ):
+    async with open_cluster(groups=2) as cluster, Admin(cluster.name_server_addresses) as admin:
         cluster.master("broker-b").store(TOPIC, 0, b"x")
         cluster.groups["broker-b"].offsets["g", TOPIC, 0] = 0
         await cluster.kill_master("broker-a")
@@ -162,41 +151,39 @@ async def test_the_other_masters_can_be_asked_while_a_group_has_none() -> None:
         assert (await admin.consumer_groups.progress("g", masters=left)).lag == 1
 
 
-async def test_broker_facts() -> None:
-    async with cluster_with_topic() as cluster:
-        address = cluster.master().address
-        async with Admin(cluster.name_server_addresses) as admin:
-            info = await admin.cluster.info()
-            assert info.broker_addr_table["broker-a"].broker_addrs[0] == address
-            assert (await admin.brokers.runtime_info(address))["brokerVersionDesc"] == "FAKE"
-            assert (await admin.brokers.ha_status(address)).master
-            assert (await admin.brokers.epochs(address)).epoch_list[0].epoch == 1
-            group = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
-            await admin.consumer_groups.update(group, broker="broker-a")
-            table = (await admin.consumer_groups.settings(address)).subscription_group_table
-            assert table["g"].retry_max_times == 3
-            states = await admin.cluster.name_server_states()
-            assert states == dict.fromkeys(cluster.name_server_addresses)
-            cluster.master().before[28].append(answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
-            with pytest.raises(UnsupportedByBrokerError, match="GET_BROKER_RUNTIME_INFO"):
-                await admin.brokers.runtime_info(address)
+async def test_broker_facts(cluster: FakeCluster) -> None:
+    address = cluster.master().address
+    async with Admin(cluster.name_server_addresses) as admin:
+        info = await admin.cluster.info()
+        assert info.broker_addr_table["broker-a"].broker_addrs[0] == address
+        assert (await admin.brokers.runtime_info(address))["brokerVersionDesc"] == "FAKE"
+        assert (await admin.brokers.ha_status(address)).master
+        assert (await admin.brokers.epochs(address)).epoch_list[0].epoch == 1
+        group = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
+        await admin.consumer_groups.update(group, broker="broker-a")
+        table = (await admin.consumer_groups.settings(address)).subscription_group_table
+        assert table["g"].retry_max_times == 3
+        states = await admin.cluster.name_server_states()
+        assert states == dict.fromkeys(cluster.name_server_addresses)
+        cluster.master().before[28].append(answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+        with pytest.raises(UnsupportedByBrokerError, match="GET_BROKER_RUNTIME_INFO"):
+            await admin.brokers.runtime_info(address)
 
 
-async def test_every_name_server_has_the_whole_time_to_answer() -> None:
+async def test_every_name_server_has_the_whole_time_to_answer(cluster: FakeCluster) -> None:
     """The first never answers; the last is asked meanwhile, and not with what was left."""
-    async with cluster_with_topic() as cluster:
-        first, *others = cluster.name_server_addresses
-        cluster.name_servers[0].before[106] += [silence] * 10
-        async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
-            states = await admin.cluster.name_server_states()
-        assert others and states == {first: states[first], **dict.fromkeys(others)}
-        waited = re.search(r"no answer .* within (\d+) ms", states[first] or "")
-        assert waited and int(waited[1]) > 300 / 2, "a share of the time is at most its half"
+    first, *others = cluster.name_server_addresses
+    cluster.name_servers[0].before[106] += [silence] * 10
+    async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
+        states = await admin.cluster.name_server_states()
+    assert others and states == {first: states[first], **dict.fromkeys(others)}
+    waited = re.search(r"no answer .* within (\d+) ms", states[first] or "")
+    assert waited and int(waited[1]) > 300 / 2, "a share of the time is at most its half"
 
 
 async def test_attributes_are_worded_as_brokers_read_them() -> None:
     """`+key=value` sets, also what `config` has returned; `-key` takes away, without a value."""
-    async with FakeCluster() as cluster, asyncio.timeout(20):
+    async with open_cluster() as cluster:
         config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": "", "d": "e"})
         async with Admin(cluster.name_server_addresses) as admin:
             await admin.topics.create_or_update(config, cluster=CLUSTER)
@@ -206,24 +193,12 @@ async def test_attributes_are_worded_as_brokers_read_them() -> None:
         assert request.ext["attributes"] == "+a=b,-c,+d=e"
 
 
-async def test_messages_found_by_key_name_their_broker_group() -> None:
-    async with FakeCluster() as cluster, asyncio.timeout(20):
-        cluster.add_topic(TOPIC)
-        addresses = cluster.name_server_addresses
-        async with Producer("g", name_servers=addresses) as producer, Admin(addresses) as admin:
-            sent = await producer.send(Message.of(TOPIC, "x", keys="k"))
-            (found,) = await admin.messages.by_key(TOPIC, "k")
-            unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
-        assert unique is not None
-        assert found.broker_name == unique.broker_name == "broker-a"
-
-
 async def test_a_client_may_be_made_without_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """For controllers and brokers only; what needs a name server says that there is none."""
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
     assert name_servers_from(()) == ()
     assert name_servers_from(None) == ("10.0.0.1:9876",)
-    async with FakeCluster() as cluster, asyncio.timeout(20), Admin(()) as admin:
+    async with open_cluster() as cluster, Admin(()) as admin:
         assert await admin.brokers.runtime_info(cluster.master().address)
         with pytest.raises(NoNameServerError, match="no name server given"):
             await admin.cluster.info()

@@ -1,17 +1,14 @@
 """Controller calls against scripted controllers."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
-from fake_cluster import CLUSTER, refuse, until
+from fake_cluster import CLUSTER, Scripted, refuse
 
-from batonmq import (
-    Admin,
-)
+from batonmq import Admin
 from batonmq.client.admin.controller_admin import GROUPS_A_PAGE, grpc_address
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.protocol.bodies import (
@@ -23,31 +20,16 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection, Processors
-from batonmq.remoting.endpoint import RemotingServer
+from batonmq.remoting.connection import Connection
+from tests.shared.waiting import until
 
 
-class FakeController:
+class FakeController(Scripted):
     """Answers 1005 with the given leader; state calls only if it is the leader."""
 
-    def __init__(self) -> None:
-        self.address = ""
-        self.leader: FakeController | None = None
-        self.requests: list[RemotingCommand] = []
-        self._server: RemotingServer | None = None
+    leader: "FakeController | None" = None
 
-    async def start(self) -> None:
-        processors = Processors()
-        processors.default(self._answer)
-        self._server = RemotingServer(processors)
-        self.address = f"127.0.0.1:{await self._server.listen('127.0.0.1', 0)}"
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        await self._server.close()
-
-    def _answer(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        self.requests.append(request)
+    async def serve(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         leader = self.leader
         if request.code == RequestCode.CONTROLLER_GET_METADATA_INFO:
             ext = {"group": "g1", "isLeader": "true" if leader is self else "false", "peers": ""}
@@ -90,23 +72,19 @@ class FakeController:
         return refuse(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "?")
 
 
-def with_controllers(
-    story: Callable[[list[FakeController], Admin], Awaitable[None]], timeout_ms: int = 5000
-) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as servers, asyncio.timeout(20):
-            controllers = [FakeController() for _ in range(3)]
-            for controller in controllers:
-                await controller.start()
-                servers.push_async_callback(controller.stop)
-            async with Admin(["127.0.0.1:1"], timeout_ms=timeout_ms) as admin:
-                await story(controllers, admin)
-
-    uvloop.run(main())
+@contextlib.asynccontextmanager
+async def controlled(timeout_ms: int = 5000) -> AsyncIterator[tuple[list[FakeController], Admin]]:
+    async with contextlib.AsyncExitStack() as servers, asyncio.timeout(20):
+        controllers = [FakeController() for _ in range(3)]
+        for controller in controllers:
+            await controller.start()
+            servers.push_async_callback(controller.stop)
+        async with Admin(["127.0.0.1:1"], timeout_ms=timeout_ms) as admin:
+            yield controllers, admin
 
 
-def test_state_calls_find_the_leader() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_state_calls_find_the_leader() -> None:
+    async with controlled() as (controllers, admin):
         for controller in controllers:
             controller.leader = controllers[1]
         calls = admin.controller([controllers[0].address])
@@ -123,13 +101,10 @@ def test_state_calls_find_the_leader() -> None:
         assert request.ext["brokerControllerIdsToClean"] == "1"
         assert {r.code for r in controllers[0].requests} == {1005}
 
-    with_controllers(story)
 
-
-def test_controllers_that_name_no_groups_themselves_are_asked_for_the_known_ones() -> None:
+async def test_controllers_that_name_no_groups_themselves_are_asked_for_the_known_ones() -> None:
     """Java's, and those of earlier versions."""
-
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+    async with controlled() as (controllers, admin):
         for controller in controllers:
             controller.leader = controllers[0]
         names = [f"b{number}" for number in range(GROUPS_A_PAGE + 1)]
@@ -138,11 +113,9 @@ def test_controllers_that_name_no_groups_themselves_are_asked_for_the_known_ones
         assert info.replicas_info_table.keys() == set(names)
         assert (await calls.sync_state_data([], every=True)).replicas_info_table == {}
 
-    with_controllers(story)
 
-
-def test_metadata_of_every_controller_the_dead_ones_too() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_metadata_of_every_controller_the_dead_ones_too() -> None:
+    async with controlled() as (controllers, admin):
         for controller in controllers:
             controller.leader = controllers[0]
         await controllers[2].stop()
@@ -151,19 +124,15 @@ def test_metadata_of_every_controller_the_dead_ones_too() -> None:
         assert not isinstance(first, Exception) and first.is_leader
         assert isinstance(last, ConnectError)
 
-    with_controllers(story)
 
-
-def test_without_a_leader_it_says_so_after_the_timeout() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_without_a_leader_it_says_so_after_the_timeout() -> None:
+    async with controlled(timeout_ms=60) as (controllers, admin):
         with pytest.raises(NoControllerLeaderError, match="majority"):
             await admin.controller(controllers[0].address).sync_state_data(["broker-a"])
 
-    with_controllers(story, timeout_ms=60)
 
-
-def test_without_a_leader_every_controller_is_named_with_what_it_said() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_without_a_leader_every_controller_is_named_with_what_it_said() -> None:
+    async with controlled(timeout_ms=60) as (controllers, admin):
         await controllers[0].stop()
         addresses = [controller.address for controller in controllers]
         with pytest.raises(NoControllerLeaderError) as raised:
@@ -171,11 +140,9 @@ def test_without_a_leader_every_controller_is_named_with_what_it_said() -> None:
         assert [address for address, _ in raised.value.asked] == addresses
         assert f"{addresses[1]}: replies, but has no leader" in str(raised.value)
 
-    with_controllers(story, timeout_ms=60)
 
-
-def test_a_leader_elected_meanwhile_is_waited_for() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_a_leader_elected_meanwhile_is_waited_for() -> None:
+    async with controlled() as (controllers, admin):
         asking = asyncio.ensure_future(
             admin.controller([c.address for c in controllers]).sync_state_data(["broker-a"])
         )
@@ -184,11 +151,9 @@ def test_a_leader_elected_meanwhile_is_waited_for() -> None:
             controller.leader = controllers[2]
         assert (await asking).replicas_info_table.keys() == {"broker-a"}
 
-    with_controllers(story)
 
-
-def test_settings_are_read_and_changed_at_every_controller() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_settings_are_read_and_changed_at_every_controller() -> None:
+    async with controlled() as (controllers, admin):
         calls = admin.controller(";".join(c.address for c in controllers))
         assert await calls.config() == {"a": "1", "b": "x=y"}
         done = await calls.update_config({"k": "v"})
@@ -201,15 +166,11 @@ def test_settings_are_read_and_changed_at_every_controller() -> None:
                 with pytest.raises(ClientError, match="a setting is one line"):
                     await change(wrong)
 
-    with_controllers(story)
 
-
-def test_grpc_endpoint_without_a_server_is_a_connect_error() -> None:
-    async def story(controllers: list[FakeController], admin: Admin) -> None:
+async def test_grpc_endpoint_without_a_server_is_a_connect_error() -> None:
+    async with controlled(timeout_ms=500) as (_, admin):
         with pytest.raises(ConnectError):
             await admin.controller("127.0.0.1:1").history()
-
-    with_controllers(story, timeout_ms=500)
 
 
 def test_grpc_endpoint_is_one_port_above() -> None:

@@ -23,6 +23,7 @@ from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from tests.records import message
+from tests.shared.waiting import until
 
 QUEUE = MessageQueue("T", "b", 0)
 SUCCESS, LATER = ConsumeStatus.SUCCESS, ConsumeStatus.RECONSUME_LATER
@@ -89,12 +90,6 @@ class Scene:
 
     async def unlock_queues(self, *_: object, **__: object) -> None:
         self.calls.append("unlock")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  timers of the service
-            await asyncio.sleep(0)
 
 
 async def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offset(

@@ -164,10 +164,6 @@ def test_flow_control_by_count_size_and_span() -> None:
     assert queue.flow_reason(FlowLimits()) is None
 
 
-def test_default_limits_are_javas() -> None:
-    assert FlowLimits() == FlowLimits(messages=1000, size_bytes=100 << 20, span=2000)
-
-
 def test_put_back_keeps_raised_try_counts_and_order() -> None:
     queue = ProcessQueue(0)
     queue.put([message(i) for i in range(3)], 3)

@@ -1,19 +1,18 @@
 """What the client sends, held against the frames of a Java 5.3.3 client."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
-from fake_cluster import FakeCluster, until
+from fake_cluster import FakeCluster
 
 from batonmq import ConsumeContext, ConsumeFromWhere, ConsumeStatus, PushConsumer
 from batonmq.client.consumer.options import PushConsumerOptions
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.message import MessageExt
 from batonmq.remoting.command import RemotingCommand
+from tests.shared.waiting import until
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "remoting"
 
@@ -33,40 +32,35 @@ def java_keys(code: int) -> set[str]:
     return set(header.get("extFields", {})) - NOISE
 
 
-def consumer_traffic() -> dict[int, list[RemotingCommand]]:
+async def consumer_traffic(cluster: FakeCluster) -> dict[int, list[RemotingCommand]]:
     """One message fails and goes back, its offset is stored, queues are locked and unlocked."""
     found: dict[int, list[RemotingCommand]] = {}
 
     async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> ConsumeStatus:
         return ConsumeStatus.RECONSUME_LATER
 
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic("GoldTopic")
-            broker = cluster.master()
-            broker.unsupported.clear()
-            broker.store("GoldTopic", 0, b"x", "TAGS\x01TagA\x02")
-            for orderly in (False, True):
-                consumer = PushConsumer(
-                    f"gold{orderly}",
-                    listener,
-                    orderly=orderly,
-                    name_servers=cluster.name_server_addresses,
-                    options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
-                )
-                consumer.subscribe("GoldTopic", "TagA || TagT")
-                async with consumer:
-                    if not orderly:
-                        await until(lambda: bool(broker.sent_back))
-            for request in broker.requests:
-                found.setdefault(request.code, []).append(request)
-
-    uvloop.run(main())
+    cluster.add_topic("GoldTopic")
+    broker = cluster.master()
+    broker.store("GoldTopic", 0, b"x", "TAGS\x01TagA\x02")
+    for orderly in (False, True):
+        consumer = PushConsumer(
+            f"gold{orderly}",
+            listener,
+            orderly=orderly,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe("GoldTopic", "TagA || TagT")
+        async with consumer:
+            if not orderly:
+                await until(lambda: bool(broker.sent_back))
+    for request in broker.requests:
+        found.setdefault(request.code, []).append(request)
     return found
 
 
-def test_consumer_requests_carry_the_fields_of_a_java_client() -> None:
-    traffic = consumer_traffic()
+async def test_consumer_requests_carry_the_fields_of_a_java_client(cluster: FakeCluster) -> None:
+    traffic = await consumer_traffic(cluster)
     assert set(traffic[RequestCode.PULL_MESSAGE][0].ext) == java_keys(11) | CARRIED
     assert int(traffic[RequestCode.PULL_MESSAGE][0].ext["sysFlag"]) & 6 == 6
     for code in (14, 35, 36, 38, 41, 42):
@@ -80,8 +74,8 @@ def test_consumer_requests_carry_the_fields_of_a_java_client() -> None:
         assert ours["mqSet"][0].keys() == java["mqSet"][0].keys()
 
 
-def test_heartbeat_has_the_shape_of_a_java_consumers() -> None:
-    ours = json.loads(consumer_traffic()[RequestCode.HEART_BEAT][0].body)
+async def test_heartbeat_has_the_shape_of_a_java_consumers(cluster: FakeCluster) -> None:
+    ours = json.loads((await consumer_traffic(cluster))[RequestCode.HEART_BEAT][0].body)
     java = next(
         body
         for request in java_requests(34)

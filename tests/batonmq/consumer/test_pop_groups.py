@@ -68,7 +68,7 @@ def test_a_route_from_within_a_failover_is_not_kept_until_the_next_poll(
 
 @pytest.mark.parametrize(("has_messages", "down_ms"), [(True, 60_000), (True, 0), (False, 60_000)])
 async def test_a_group_without_a_master_keeps_no_message_of_the_others_away(
-    monkeypatch: pytest.MonkeyPatch, has_messages: bool, down_ms: int
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, has_messages: bool, down_ms: int
 ) -> None:
     """After a while it is asked in its turn again, also while the others have messages."""
     monkeypatch.setattr(pop_consumer, "_DOWN_MS", down_ms)
@@ -85,19 +85,17 @@ async def test_a_group_without_a_master_keeps_no_message_of_the_others_away(
     async def groups_of(topic: str, deadline_ms: int) -> list[str]:
         return ["a", "b", "c"]
 
-    async with FakeCluster() as cluster:
-        cluster.add_topic("T")
-        async with PopConsumer("g", name_servers=cluster.name_server_addresses) as consumer:
-            await consumer.subscribe("T")
-            faked: Any = consumer
-            faked._pop, faked._groups_of = pop, groups_of
-            if has_messages:
-                for _ in range(4):
-                    assert await consumer.receive("T") == [message(0)]
-                assert max(limits_ms) <= 3000, "of the 15 s that a message may take to come"
-                assert asked == list("abbcbb" if down_ms else "abbcabab")
-            else:
-                for _ in range(2):
-                    with pytest.raises(NoMasterError, match="all its brokers are down"):
-                        await consumer.receive("T", timeout_ms=0)
-                assert asked == ["a", "b", "c", "b", "c"], "one is enough when the time is over"
+    async with PopConsumer("g", name_servers=cluster.name_server_addresses) as consumer:
+        await consumer.subscribe("T")
+        faked: Any = consumer
+        faked._pop, faked._groups_of = pop, groups_of
+        if has_messages:
+            for _ in range(4):
+                assert await consumer.receive("T") == [message(0)]
+            assert max(limits_ms) <= 3000, "of the 15 s that a message may take to come"
+            assert asked == list("abbcbb" if down_ms else "abbcabab")
+        else:
+            for _ in range(2):
+                with pytest.raises(NoMasterError, match="all its brokers are down"):
+                    await consumer.receive("T", timeout_ms=0)
+            assert asked == ["a", "b", "c", "b", "c"], "one is enough when the time is over"

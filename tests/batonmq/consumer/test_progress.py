@@ -108,17 +108,6 @@ def test_what_a_stale_route_sent_to_the_old_master_is_sent_again_to_the_new_one(
     assert [call.args[0] for call in oneway.await_args_list] == ["old:1", "new:1"]  # type: ignore[attr-defined]
 
 
-def test_a_failover_sends_the_offsets_of_that_broker_again() -> None:
-    made = store()
-    other = MessageQueue("T", "broker-b", 0)
-    made.update(Q0, 7)
-    made.update(other, 9)
-    asyncio.run(made.persist())
-    made.resend([Q0])
-    asyncio.run(made.persist())
-    assert sent(made) == [("0", "7"), ("0", "9"), ("0", "7")]
-
-
 async def test_progress_that_is_noted_during_a_commit_is_kept_and_sent() -> None:
     """`commit` stores 7; the program polls meanwhile, and its poll notes 9."""
     made = store()
@@ -215,7 +204,9 @@ async def test_r57_what_was_pulled_before_the_queue_expired_behind_it_is_consume
     assert [call.args[1] for call in offsets.reset.call_args_list] == resets
 
 
-def test_progress_of_a_queue_that_is_released_while_its_broker_is_dialled_is_forgotten() -> None:
+async def test_progress_of_a_queue_that_is_released_while_its_broker_is_dialled_is_forgotten() -> (
+    None
+):
     """Else the next round would look for the offset of a queue that has none, and be the last."""
     made = store()
     made.update(Q0, 5)
@@ -224,13 +215,10 @@ def test_progress_of_a_queue_that_is_released_while_its_broker_is_dialled_is_for
         await made.release([Q0])
         raise ConnectError("h:1", "refused")
 
-    async def twice() -> None:
-        made._client.remoting.oneway = dial  # type: ignore[method-assign]
-        await made.persist()
-        made._client.remoting.oneway = AsyncMock()  # type: ignore[method-assign]
-        await made.persist()
-
-    asyncio.run(twice())
+    made._client.remoting.oneway = dial  # type: ignore[method-assign]
+    await made.persist()
+    made._client.remoting.oneway = AsyncMock()  # type: ignore[method-assign]
+    await made.persist()
     assert sent(made) == []
 
 

@@ -43,8 +43,7 @@ def test_r17_an_earlier_replica_of_an_address_does_not_hide_the_master_on_it() -
 
 def test_a_lost_member_does_not_hide_the_living_replica_on_its_address() -> None:
     info = ReplicasInfo(
-        in_sync_replicas=[replica(1, alive=False)],
-        not_in_sync_replicas=[replica(4, alive=True)],
+        in_sync_replicas=[replica(1, alive=False)], not_in_sync_replicas=[replica(4, alive=True)]
     )
     group = _group("broker-a", info)
     assert group.in_sync == 0 and group.replicas[ADDRESS].broker_id == 4

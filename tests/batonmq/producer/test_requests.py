@@ -1,14 +1,13 @@
 """Questions and answers of a producer, against scripted brokers."""
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, producing
 
-from batonmq import Message, MessageExt, MessageIllegalError, NoReplyError, Producer
+from batonmq import Message, MessageExt, MessageIllegalError, NoReplyError
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_ZLIB
@@ -17,15 +16,6 @@ from batonmq.remoting.connection import Connection
 
 STORED = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 ASKING = ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")
-
-
-@contextlib.asynccontextmanager
-async def producing() -> AsyncIterator[tuple[FakeCluster, Producer]]:
-    async with FakeCluster() as cluster:
-        cluster.add_topic("T")
-        cluster.add_topic("DefaultCluster_REPLY_TOPIC")
-        async with Producer("p", name_servers=cluster.name_server_addresses) as producer:
-            yield cluster, producer
 
 
 def pushing(
@@ -127,6 +117,7 @@ async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
 
 async def test_an_answer_goes_to_the_broker_of_the_question() -> None:
     async with producing() as (cluster, producer):
+        cluster.add_topic("DefaultCluster_REPLY_TOPIC")
         asks = dict.fromkeys(ASKING, "7") | {"CLUSTER": "DefaultCluster"}
         reported: list[RemotingCommand] = []
 

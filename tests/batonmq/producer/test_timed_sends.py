@@ -1,39 +1,18 @@
 """Sends with a delay or a time, and their recall, against scripted brokers."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, answer
+from fake_cluster import answer, producing
 
-from batonmq import (
-    ClientOptions,
-    Message,
-    MessageIllegalError,
-    Producer,
-    ResponseCode,
-    ResponseError,
-)
+from batonmq import Message, MessageIllegalError, ResponseCode, ResponseError
 from batonmq.protocol.properties import decode_properties
 from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.remoting.command import RemotingCommand
 
 RECALL = 370
 AT = datetime(2027, 1, 1, 12, 0, 0, 5000, tzinfo=UTC)
-
-
-@contextlib.asynccontextmanager
-async def producing() -> AsyncIterator[tuple[FakeCluster, Producer]]:
-    async with FakeCluster() as cluster:
-        cluster.add_topic("T")
-        async with Producer(
-            "pg",
-            name_servers=cluster.name_server_addresses,
-            client_options=ClientOptions(suspicion_ms=20),
-        ) as producer:
-            yield cluster, producer
 
 
 @pytest.mark.parametrize(
@@ -83,7 +62,7 @@ async def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
         handle = RecallHandle("T", master.group.name, 1_800_000_000_001, "K1").encode()
 
         async def store(request: RemotingCommand, connection: Any) -> RemotingCommand:
-            reply = await master.send(request, connection)
+            reply = await master.serve(request, connection)
             reply.ext["recallHandle"] = handle
             return reply
 

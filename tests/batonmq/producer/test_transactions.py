@@ -5,7 +5,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from fake_cluster import FakeCluster, answer, until
+from fake_cluster import FakeCluster, answer, open_cluster
 
 from batonmq import (
     ClientOptions,
@@ -20,7 +20,9 @@ from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import decode_properties
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_ZLIB
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
 from tests.records import record_of
+from tests.shared.waiting import until
 
 END = RequestCode.END_TRANSACTION
 
@@ -29,14 +31,10 @@ END = RequestCode.END_TRANSACTION
 async def producing(
     check: Callable[[MessageExt], TransactionState] | None = None,
 ) -> AsyncIterator[tuple[FakeCluster, TransactionProducer]]:
-    async with FakeCluster() as cluster:
-        cluster.add_topic("T")
-        async with TransactionProducer(
-            "tg",
-            check or (lambda message: TransactionState.UNKNOWN),
-            name_servers=cluster.name_server_addresses,
-            client_options=ClientOptions(suspicion_ms=20),
-        ) as producer:
+    async with open_cluster() as cluster:
+        check = check or (lambda message: TransactionState.UNKNOWN)
+        names = cluster.name_server_addresses
+        async with TransactionProducer("tg", check, name_servers=names) as producer:
             yield cluster, producer
 
 
@@ -95,14 +93,13 @@ async def test_unknown_and_a_refused_end_are_left_to_the_check() -> None:
 async def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs() -> None:
     async with producing() as (cluster, producer):
         master = cluster.master()
-        store = master.send
 
-        async def slow(request: RemotingCommand, connection: object) -> RemotingCommand:
-            stored = await store(request, connection)  # type: ignore[arg-type]
+        async def slow(request: RemotingCommand, connection: Connection) -> RemotingCommand:
+            stored = await master.serve(request, connection)
             stored.code = ResponseCode.FLUSH_SLAVE_TIMEOUT
             return stored
 
-        master.before[310].append(slow)  # type: ignore[arg-type]
+        master.before[310].append(slow)
         master.before[END].append(answer(ResponseCode.SUCCESS, ""))
         result = await producer.send_in_transaction(
             Message.of("T", "x"), lambda _: pytest.fail("it must not run")
@@ -121,10 +118,9 @@ async def test_a_delay_is_refused_where_it_is_given(name: str) -> None:
 
 def half_record(group: str) -> bytes:
     return record_of(
-        topic=b"T", queue_id=1, queue_offset=7, physical_offset=900, flag=0,
+        topic=b"T", queue_id=1, queue_offset=7, physical_offset=900, body=zlib.compress(b"half"),
         sys_flag=COMPRESSED | COMPRESSION_ZLIB, born_timestamp=1, born_host=bytes(8),
-        store_timestamp=2, store_host=bytes(8), reconsume_times=0,
-        prepared_transaction_offset=0, body=zlib.compress(b"half"),
+        store_timestamp=2, store_host=bytes(8),
         properties=f"PGROUP\x01{group}\x02UNIQ_KEY\x01K1\x02".encode(), append_prop_crc=False,
     )  # fmt: skip
 
@@ -169,17 +165,17 @@ async def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothi
         assert [end["commitOrRollback"] for end in ends(cluster)] == ["0"]
 
 
-async def test_a_restarted_producer_is_known_to_brokers_before_it_sends() -> None:
+async def test_a_restarted_producer_is_known_to_brokers_before_it_sends(
+    cluster: FakeCluster,
+) -> None:
     """Else no broker asks it for what the one before it left undecided."""
-    async with FakeCluster() as cluster:
-        cluster.add_topic("TBW102")
-        async with TransactionProducer(
-            "tg",
-            lambda message: TransactionState.UNKNOWN,
-            name_servers=cluster.name_server_addresses,
-            client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
-        ):
-            await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
+    async with TransactionProducer(
+        "tg",
+        lambda message: TransactionState.UNKNOWN,
+        name_servers=cluster.name_server_addresses,
+        client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
+    ):
+        await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
 
 
 async def test_an_end_that_cannot_be_sent_is_no_error_of_the_caller() -> None:
