@@ -111,20 +111,14 @@ def _registered(folder: Path) -> Iterator[int]:
     """Codes that `register` or `register_raw` of some processor is called with."""
     for module in folder.rglob("*.py"):
         tree = ast.parse(module.read_text("utf-8"))
-        named = {
-            target.id: node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        named |= {
-            node.target.id: node.value
-            for node in tree.body
-            if isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and node.value is not None
-        }
+        named = {}
+        for node in tree.body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=value)
+                ):
+                    named[name] = value
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and _registers(node):
                 for part in ast.walk(node):

@@ -33,11 +33,7 @@ def test_without_the_spark_packages_only_the_spark_ring_is_left_out() -> None:
         else:
             others.append(f"--ignore={name}")
     listed = subprocess.run(
-        [sys.executable, "-c", code, *others],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code, *others], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert listed.returncode == 0, listed.stdout[-2000:]
     shown = {line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line}
@@ -61,10 +57,7 @@ def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
     shared = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
     command += ("--rootdir", str(tmp_path), *shared, str(tmp_path))
     run = Run(
-        Ring("stuck", "tests that wait", "", 600, command=command),
-        "1/1",
-        strict=True,
-        soak=False,
+        Ring("stuck", "tests that wait", "", 600, command=command), "1/1", strict=True, soak=False
     )
     try:
         wait_for("the tests", lambda: all(file.exists() for file in reached), 300.0)

@@ -202,10 +202,7 @@ def test_an_entry_has_a_size() -> None:
     """A user with all its entries is one record of the log."""
     largest = entry("Topic:" + "a" * 294, ips=",".join(["10.0.0.1"] * 64))
     user = user_with(largest)
-    for bad in (
-        entry(largest.resource + "a"),
-        entry("Topic:a", ips=",".join(["10.0.0.1"] * 65)),
-    ):
+    for bad in (entry(largest.resource + "a"), entry("Topic:a", ips=",".join(["10.0.0.1"] * 65))):
         with pytest.raises(BrokerRefusal, match="most") as caught:
             user_with(bad)
         assert len(caught.value.remark) < 300
@@ -330,10 +327,7 @@ def test_a_heartbeat_needs_what_its_consumers_read() -> None:
     body = {
         "clientID": "c",
         "consumerDataSet": [
-            {
-                "groupName": "g",
-                "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%g"}],
-            }
+            {"groupName": "g", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%g"}]}
         ],
         "producerDataSet": [{"groupName": "CLIENT_INNER_PRODUCER"}],
     }

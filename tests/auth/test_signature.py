@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import itertools
 import json
@@ -34,9 +33,10 @@ from batonmq.mqctl.secret_rotation import advance
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
-from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.remoting.headers import decode_pull, decode_send
+from tests.shared.remoting_ends import dialling, handled, serving
 
 CREDENTIALS = "inner_client_authentication_credentials_file"
 JAVA = {"topic": "T1", "a": "x", "B": "up", "AccessKey": "AK"}
@@ -120,29 +120,18 @@ def test_a_request_that_is_sent_again_is_signed_again() -> None:
     assert "Signature" not in shared
 
 
-def test_every_request_of_a_signing_client_carries_its_signature() -> None:
-    asyncio.run(_every_request_is_signed())
-
-
-async def _every_request_is_signed() -> None:
+async def test_every_request_of_a_signing_client_carries_its_signature() -> None:
     got: list[RemotingCommand] = []
 
     def handle(request: RemotingCommand, _: Connection) -> RemotingCommand:
         got.append(request)
         return RemotingCommand.response_to(request)
 
-    processors = Processors()
-    processors.register(34, handle)
-    server = RemotingServer(processors)
     user = Credentials(access_key="AK", secret_key="s", security_token="token")
-    client = RemotingClient(sign=Signer(user))
-    try:
-        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    server, client = RemotingServer(handled(34, handle)), RemotingClient(sign=Signer(user))
+    async with serving(server) as address, dialling(client):
         await client.oneway(address, RemotingCommand.request(34, {"a": "1"}))
         await client.call(address, RemotingCommand.request(34, {"a": "2"}, b"body"))
-    finally:
-        await client.close()
-        await server.close()
     assert [each.ext["a"] for each in got] == ["1", "2"]
     for each in got:
         assert each.ext["SecurityToken"] == "token"
@@ -295,7 +284,7 @@ def test_the_guard_reads_the_topic_that_the_handler_reads(
             assert (short.ext.access_key, short.ext.topic) == (checked["AccessKey"], checked["b"])
 
 
-def test_the_secret_of_the_nodes_changes_while_they_run(tmp_path: Path) -> None:
+async def test_the_secret_of_the_nodes_changes_while_they_run(tmp_path: Path) -> None:
     """Each server takes each step at another time, and always all believe what all send. In the end
     the old secret counts no more. A file that is no use changes nothing."""
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
@@ -303,53 +292,47 @@ def test_the_secret_of_the_nodes_changes_while_they_run(tmp_path: Path) -> None:
         path.write_text('{"accessKey":"node","secretKey":"old"}')
         path.chmod(0o600)
 
-    async def steps() -> None:
-        former = Guard(_auth(paths[0].read_text()), "c", tmp_path / "audit.log")
-        guards = [Guard(_of_file(path), "c", tmp_path / "audit.log") for path in paths]
-        for step in ("next", "former", "done"):
-            assert advance(paths[0]) == step
-            text = paths[0].read_text()
-            for path, guard in zip(paths, guards, strict=True):
-                path.write_text(text)
-                assert guard._node_file is not None and guard._node_file.reload()
-                assert all(_believes(*pair) for pair in itertools.product(guards, repeat=2))
-        assert not _believes(guards[0], former) and not _believes(former, guards[0])
-        other = text.replace("node", "another")
-        for bad, why in ((other, "accessKey is 'another'"), ("{}", "allowed is")):
-            paths[0].write_text(bad)
-            file = guards[0]._node_file
-            assert file is not None and not file.reload() and why in file.refusal
-            assert _believes(guards[1], guards[0])
-        for guard in (*guards, former):
-            guard.close()
-
-    asyncio.run(steps())
+    former = Guard(_auth(paths[0].read_text()), "c", tmp_path / "audit.log")
+    guards = [Guard(_of_file(path), "c", tmp_path / "audit.log") for path in paths]
+    for step in ("next", "former", "done"):
+        assert advance(paths[0]) == step
+        text = paths[0].read_text()
+        for path, guard in zip(paths, guards, strict=True):
+            path.write_text(text)
+            assert guard._node_file is not None and guard._node_file.reload()
+            assert all(_believes(*pair) for pair in itertools.product(guards, repeat=2))
+    assert not _believes(guards[0], former) and not _believes(former, guards[0])
+    other = text.replace("node", "another")
+    for bad, why in ((other, "accessKey is 'another'"), ("{}", "allowed is")):
+        paths[0].write_text(bad)
+        file = guards[0]._node_file
+        assert file is not None and not file.reload() and why in file.refusal
+        assert _believes(guards[1], guards[0])
+    for guard in (*guards, former):
+        guard.close()
 
 
-def test_a_file_whose_mode_is_set_right_later_is_taken(tmp_path: Path) -> None:
+async def test_a_file_whose_mode_is_set_right_later_is_taken(tmp_path: Path) -> None:
     """As the refusal says; the mode is no part of what shows that a file has changed. Nor does any
     other refusal end the following."""
     path = tmp_path / "node.json"
     path.write_text('{"accessKey":"node","secretKey":"old"}')
     path.chmod(0o600)
 
-    async def story() -> None:
-        guard = Guard(_of_file(path), "c", tmp_path / "audit.log")
-        file = guard._node_file
-        assert file is not None
-        path.write_text('{"accessKey":"node","secretKey":"","nextSecretKey":"new"}')
-        file._poll()
-        assert "neither may be empty" in file.refusal and file.version == 1
-        path.write_text('{"accessKey":"node","secretKey":"new"}')
-        path.chmod(0o644)
-        file._poll()
-        assert "chmod 0600" in file.refusal and file.version == 1
-        path.chmod(0o600)
-        file._poll()
-        assert file.refusal == "" and file.version == 2
-        guard.close()
-
-    asyncio.run(story())
+    guard = Guard(_of_file(path), "c", tmp_path / "audit.log")
+    file = guard._node_file
+    assert file is not None
+    path.write_text('{"accessKey":"node","secretKey":"","nextSecretKey":"new"}')
+    file._poll()
+    assert "neither may be empty" in file.refusal and file.version == 1
+    path.write_text('{"accessKey":"node","secretKey":"new"}')
+    path.chmod(0o644)
+    file._poll()
+    assert "chmod 0600" in file.refusal and file.version == 1
+    path.chmod(0o600)
+    file._poll()
+    assert file.refusal == "" and file.version == 2
+    guard.close()
 
 
 def test_the_nodes_have_their_secret_in_the_settings_or_in_one_file(tmp_path: Path) -> None:

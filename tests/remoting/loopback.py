@@ -7,7 +7,7 @@ from typing import Any, cast
 from batonmq.remoting.connection import Connection, Processors, RequestDispatcher, WriteTurn
 
 
-class Handle:
+class Timer:
     def __init__(self, when: float, callback: Callable[[], Any]) -> None:
         self.when = when
         self.callback = callback
@@ -23,7 +23,7 @@ class HandLoop:
     def __init__(self) -> None:
         self.now = 100.0
         self.soon: list[Callable[[], Any]] = []
-        self.timers: list[Handle] = []
+        self.timers: list[Timer] = []
 
     def time(self) -> float:
         return self.now
@@ -31,11 +31,11 @@ class HandLoop:
     def call_soon(self, callback: Callable[[], Any]) -> None:
         self.soon.append(callback)
 
-    def call_later(self, delay: float, callback: Callable[[], Any]) -> Handle:
+    def call_later(self, delay: float, callback: Callable[[], Any]) -> Timer:
         return self.call_at(self.now + delay, callback)
 
-    def call_at(self, when: float, callback: Callable[[], Any]) -> Handle:
-        handle = Handle(when, callback)
+    def call_at(self, when: float, callback: Callable[[], Any]) -> Timer:
+        handle = Timer(when, callback)
         self.timers.append(handle)
         return handle
 
@@ -60,7 +60,7 @@ class HandLoop:
                 timer.callback()
 
     @property
-    def live_timers(self) -> list[Handle]:
+    def live_timers(self) -> list[Timer]:
         return [t for t in self.timers if not t.cancelled]
 
 

@@ -24,6 +24,7 @@ from batonmq.remoting.command import (
     encode_frame,
 )
 from batonmq.remoting.connection import Connection, Processors
+from tests.shared.remoting_ends import handled
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +54,7 @@ def echo(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
 
 
 def echoing() -> Processors:
-    processors = Processors()
-    processors.register(10, echo)
-    return processors
+    return handled(10, echo)
 
 
 def test_many_frames_of_one_wake_up_are_answered_in_one_write() -> None:
@@ -313,9 +312,7 @@ async def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None
     def huge(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
         return RemotingCommand.response_to(cmd, body=bytes(16_777_216))
 
-    processors = Processors()
-    processors.register(10, huge)
-    link = Link(processors)
+    link = Link(handled(10, huge))
     link.receive(request(10, 1))
     link.loop.run_soon()
     (answer,) = commands(link.transport.writes[0])
@@ -357,7 +354,6 @@ async def test_deadlines_of_answered_requests_do_not_pile_up(
 
 async def test_r8_after_a_stall_the_sockets_are_read_before_a_deadline_is_judged() -> None:
     """The process was stopped for 10 s; the answer had come long before its deadline."""
-
     link = Link()
     waiting = link.connection.request(RemotingCommand.request(1), 3000)
     link.loop.advance(10)
@@ -420,17 +416,15 @@ def test_a_client_writes_nothing_more_to_a_peer_that_has_ended() -> None:
 
 
 def test_requests_behind_one_that_closed_the_connection_are_not_handled() -> None:
-    handled: list[int] = []
+    taken: list[int] = []
 
     def close(cmd: RemotingCommand, connection: Connection) -> None:
-        handled.append(cmd.opaque)
+        taken.append(cmd.opaque)
         connection.close("enough")
 
-    processors = Processors()
-    processors.register(10, close)
-    link = Link(processors)
+    link = Link(handled(10, close))
     link.receive(request(10, 1) + request(10, 2))
-    assert handled == [1]
+    assert taken == [1]
 
 
 async def test_r34_many_that_wait_are_told_of_the_end_over_several_turns() -> None:

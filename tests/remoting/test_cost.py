@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any, ParamSpec, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import pytest
@@ -32,8 +30,9 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.remoting.headers import decode_send
 from batonmq.remoting.intake import RUNNING_MAX
 from batonmq.runtime.turns import in_turns
+from tests.shared.remoting_ends import dialling, handled, serving
 
-P = ParamSpec("P")
+pytestmark = pytest.mark.counts_turns
 
 
 class Clock:
@@ -45,64 +44,52 @@ class Clock:
             monkeypatch.setattr(module, "boot_s", lambda: self.now_s)
 
 
-def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
 def test_r58_a_turn_of_requests_ends_when_its_time_is_over(clock: Clock) -> None:
-    handled: list[int] = []
+    taken: list[int] = []
 
     def slow(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
-        handled.append(cmd.opaque)
+        taken.append(cmd.opaque)
         clock.now_s += 0.001
         return RemotingCommand.response_to(cmd)
 
-    processors = Processors()
-    processors.register(28, slow)
-    link = Link(processors)
+    link = Link(handled(28, slow))
     link.receive(b"".join(request(28, n) for n in range(50)))
-    assert 2 <= len(handled) <= 4 and not link.transport.reading
+    assert 2 <= len(taken) <= 4 and not link.transport.reading
     turns = 1
     while not link.transport.reading:
-        before = len(handled)
+        before = len(taken)
         link.loop.run_soon()
-        assert len(handled) - before <= 4
+        assert len(taken) - before <= 4
         turns += 1
-    assert handled == list(range(50)) and turns > 12
+    assert taken == list(range(50)) and turns > 12
     link.loop.run_soon()
     answers = [each.opaque for write in link.transport.writes for each in commands(write)]
     assert answers == list(range(50))
 
 
 def test_requests_that_wait_for_a_turn_wait_on_while_the_peer_does_not_read(clock: Clock) -> None:
-    handled: list[int] = []
+    taken: list[int] = []
 
     def slow(cmd: RemotingCommand, _: Connection) -> None:
-        handled.append(cmd.opaque)
+        taken.append(cmd.opaque)
         clock.now_s += 0.001
 
-    processors = Processors()
-    processors.register(28, slow)
-    link = Link(processors)
+    link = Link(handled(28, slow))
     link.receive(b"".join(request(28, n) for n in range(50)))
     link.connection.pause_writing()
-    before = len(handled)
+    before = len(taken)
     for _ in range(5):
         link.loop.run_soon()
-    assert 0 < len(handled) == before
+    assert 0 < len(taken) == before
     link.connection.resume_writing()
     while link.loop.soon:
         link.loop.run_soon()
-    assert handled == list(range(50))
+    assert taken == list(range(50))
 
 
 def test_r58_a_step_that_raises_takes_the_turn_from_no_other() -> None:
@@ -144,10 +131,10 @@ def test_r58_a_header_over_the_limit_is_not_decoded_to_find_its_code(
 @pytest.mark.parametrize("serialize_type", [TYPE_JSON, TYPE_BINARY])
 def test_r58_a_header_of_many_fields_is_not_decoded(serialize_type: int) -> None:
     """16,000 of them fit into a header, and a send decodes it four times: 0.1 s."""
-    handled: list[bytes] = []
+    taken: list[bytes] = []
     processors = Processors()
     processors.register_raw(
-        310, lambda _, kind, header, body: handled.append(decode_send(kind, header))
+        310, lambda _, kind, header, body: taken.append(decode_send(kind, header))
     )
     for fields, is_taken in (
         ({"i": ":" * 16_000}, True),
@@ -158,8 +145,8 @@ def test_r58_a_header_of_many_fields_is_not_decoded(serialize_type: int) -> None
         sent = RemotingCommand(310, ext=ext, serialize_type=serialize_type)
         link.receive(encode_frame(sent))
         link.loop.run_soon()
-        assert bool(handled) is is_taken
-        handled.clear()
+        assert bool(taken) is is_taken
+        taken.clear()
         if not is_taken and serialize_type == TYPE_JSON:
             [answer] = commands(link.transport.writes[0])
             assert "fields, allowed are 1024" in (answer.remark or "")
@@ -171,11 +158,11 @@ def test_r58_a_header_of_many_fields_is_not_decoded(serialize_type: int) -> None
 def test_r58_frames_of_the_hot_path_share_the_time_as_well(
     clock: Clock, fill: int, at_once: int
 ) -> None:
-    handled = 0
+    taken = 0
 
     def slow(*_: object) -> None:
-        nonlocal handled
-        handled += 1
+        nonlocal taken
+        taken += 1
         clock.now_s += 0.001
 
     processors = Processors()
@@ -184,24 +171,24 @@ def test_r58_frames_of_the_hot_path_share_the_time_as_well(
     ext = {"x": "x" * fill}
     frames = [encode_frame(RemotingCommand(10, opaque=n, ext=ext)) for n in range(50)]
     link.receive(b"".join(frames)[:BUFFER_SIZE])
-    assert handled == at_once
+    assert taken == at_once
     for _ in range(20):
         link.loop.run_soon()
-    assert handled == min(50, BUFFER_SIZE // len(frames[0]))
+    assert taken == min(50, BUFFER_SIZE // len(frames[0]))
 
 
 def test_r58_bytes_that_come_when_the_turn_is_spent_wait_for_the_next(clock: Clock) -> None:
-    handled: list[int] = []
+    taken: list[int] = []
     processors = Processors()
-    processors.register(28, lambda cmd, _: handled.append(cmd.opaque))
+    processors.register(28, lambda cmd, _: taken.append(cmd.opaque))
     link = Link(processors)
     link.dispatcher.turn.spend(TURN_S)
     link.receive(request(28, 7) + request(28, 8)[:9])
-    assert handled == [] and not link.transport.reading
+    assert taken == [] and not link.transport.reading
     link.loop.run_soon()
-    assert handled == [7] and link.transport.reading
+    assert taken == [7] and link.transport.reading
     link.receive(request(28, 8)[9:])
-    assert handled == [7, 8]
+    assert taken == [7, 8]
 
 
 def test_r58_connections_that_end_when_the_turn_is_spent_are_forgotten_later() -> None:
@@ -213,7 +200,6 @@ def test_r58_connections_that_end_when_the_turn_is_spent_are_forgotten_later() -
     assert len(link.lost) == 1
 
 
-@in_a_loop
 async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() -> None:
     running = most = 0
     gate = asyncio.Event()
@@ -226,21 +212,17 @@ async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() ->
         running -= 1
         return RemotingCommand.response_to(cmd)
 
-    processors = Processors()
-    processors.register(26, waits)
-    server, client = RemotingServer(processors), RemotingClient()
-    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-    asked = [
-        asyncio.create_task(client.invoke(address, RemotingCommand.request(26), 20_000))
-        for _ in range(3 * RUNNING_MAX)
-    ]
-    while running < RUNNING_MAX:  # noqa: ASYNC110  turns of the loop are the clock
-        await asyncio.sleep(0)
-    gate.set()
-    assert [reply.code for reply in await asyncio.gather(*asked)] == [0] * (3 * RUNNING_MAX)
+    server, client = RemotingServer(handled(26, waits)), RemotingClient()
+    async with serving(server) as address, dialling(client):
+        asked = [
+            asyncio.create_task(client.invoke(address, RemotingCommand.request(26), 20_000))
+            for _ in range(3 * RUNNING_MAX)
+        ]
+        while running < RUNNING_MAX:  # noqa: ASYNC110  turns of the loop are the clock
+            await asyncio.sleep(0)
+        gate.set()
+        assert [reply.code for reply in await asyncio.gather(*asked)] == [0] * (3 * RUNNING_MAX)
     assert most == RUNNING_MAX
-    await client.close()
-    await server.close()
 
 
 class Waiting:
@@ -267,7 +249,6 @@ class Waiting:
 
 @pytest.mark.parametrize("begun", [0, 30])
 @pytest.mark.parametrize("is_closed", [False, True])
-@in_a_loop
 async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
     is_closed: bool, begun: int, clock: Clock
 ) -> None:
@@ -287,7 +268,6 @@ async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
     assert memory.hold(again, 10)
 
 
-@in_a_loop
 async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends() -> None:
     waiting = Waiting(3000)
     waiting.link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(10))))
@@ -301,7 +281,6 @@ async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends() 
     assert waiting.memory.held_bytes == 0
 
 
-@in_a_loop
 async def test_r58_a_closed_connection_whose_handlers_run_takes_no_turn_of_the_oldest_frame(
     clock: Clock,
 ) -> None:
@@ -332,7 +311,6 @@ def test_r58_a_frame_that_waits_for_handlers_is_not_late(clock: Clock) -> None:
     assert (a.rooms, b.rooms) == (1, 0) and not a.aborted and not b.aborted
 
 
-@in_a_loop
 async def test_a_handler_that_waits_for_a_turn_learns_that_it_is_cancelled(clock: Clock) -> None:
     budget, ended = TurnBudget(asyncio.get_running_loop()), list[str]()
 
@@ -355,7 +333,6 @@ async def test_a_handler_that_waits_for_a_turn_learns_that_it_is_cancelled(clock
     assert ended == ["cancelled"] and task.cancelled()
 
 
-@in_a_loop
 async def test_r58_slices_of_many_handlers_share_a_turn(clock: Clock) -> None:
     """Each takes 3 ms between two passes; the turns of the loop stay short all the same."""
     per_turn: list[int] = []
@@ -368,21 +345,17 @@ async def test_r58_slices_of_many_handlers_share_a_turn(clock: Clock) -> None:
             clock.now_s += 0.003
         return RemotingCommand.response_to(cmd)
 
-    processors = Processors()
-    processors.register(26, long_work)
-    server, client = RemotingServer(processors), RemotingClient()
-    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-    asked = asyncio.gather(
-        *(client.invoke(address, RemotingCommand.request(26), 20_000) for _ in range(40))
-    )
-    while not asked.done():
-        before = steps
-        await asyncio.sleep(0)
-        per_turn.append(steps - before)
+    server, client = RemotingServer(handled(26, long_work)), RemotingClient()
+    async with serving(server) as address, dialling(client):
+        asked = asyncio.gather(
+            *(client.invoke(address, RemotingCommand.request(26), 20_000) for _ in range(40))
+        )
+        while not asked.done():
+            before = steps
+            await asyncio.sleep(0)
+            per_turn.append(steps - before)
     assert steps == 200 and max(per_turn) <= 4
     assert [reply.code for reply in asked.result()] == [0] * 40
-    await client.close()
-    await server.close()
 
 
 def test_r58_memory_only_for_bytes_that_arrived() -> None:
@@ -464,7 +437,6 @@ def test_r58_who_waits_for_memory_costs_no_look_at_all_that_have_some(clock: Clo
     assert Peer.looks < 4 * (len(calm) + len(crowd)), "not the product of both"
 
 
-@in_a_loop
 async def test_r58_connections_that_announce_large_frames_take_no_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -486,7 +458,6 @@ async def test_r58_connections_that_announce_large_frames_take_no_memory(
     await server.close()
 
 
-@in_a_loop
 async def test_r58_a_turn_that_is_spent_is_over_with_the_turn(clock: Clock) -> None:
     turn = TurnBudget(asyncio.get_running_loop())
     turn.spend(TURN_S)
@@ -571,7 +542,6 @@ def test_r58_where_all_say_something_one_goes_nevertheless() -> None:
     assert sum(each.reason != "" for each in busy) == 1 and len(places) == 20
 
 
-@in_a_loop
 async def test_r58_a_server_ends_the_oldest_of_too_many_connections() -> None:
     server = RemotingServer(Processors())
     port = await server.listen("127.0.0.1", 0)

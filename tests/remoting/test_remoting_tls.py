@@ -8,13 +8,12 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand, encode_frame
@@ -23,10 +22,12 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime import authority as authority_module
 from batonmq.runtime import followed_files, tls_listener
 from batonmq.runtime import tls as tls_module
-from batonmq.runtime.authority import Authority, check_certificate
+from batonmq.runtime.authority import Authority, NodeCertificate, check_certificate
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.tls import ClientTls, DialTls, Tls, TlsError
+from tests.shared import remoting_ends
 from tests.shared.certificates import HOSTS, authority, client_tls, node_tls
+from tests.shared.remoting_ends import handled
 from tests.shared.waiting import until
 
 
@@ -36,22 +37,23 @@ def echo(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
 
 @asynccontextmanager
 async def serving(tls: Tls | None) -> AsyncIterator[tuple[RemotingServer, str]]:
-    processors = Processors()
-    processors.register(10, echo)
-    server = RemotingServer(processors, name="test", tls=tls.for_clients if tls else None)
-    try:
-        yield server, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-    finally:
-        await server.close()
-        assert not server.connections
+    server = RemotingServer(handled(10, echo), tls=tls.for_clients if tls else None)
+    async with remoting_ends.serving(server) as address:
+        yield server, address
+
+
+def dialling(
+    tls: ClientTls | None, processors: Processors | None = None, connect_timeout_ms: int = 3000
+) -> AbstractAsyncContextManager[RemotingClient]:
+    dials = DialTls(tls) if tls is not None else None
+    return remoting_ends.dialling(
+        RemotingClient(processors, tls=dials, connect_timeout_ms=connect_timeout_ms)
+    )
 
 
 async def ask(address: str, tls: ClientTls | None, body: bytes = b"x") -> bytes:
-    client = RemotingClient(tls=DialTls(tls) if tls is not None else None)
-    try:
+    async with dialling(tls) as client:
         return (await client.invoke(address, RemotingCommand.request(10, body=body))).body
-    finally:
-        await client.close()
 
 
 @pytest.fixture
@@ -59,24 +61,22 @@ def made(tmp_path: Path) -> Authority:
     return authority(tmp_path / "tls")
 
 
-def test_a_handshake_that_hangs_does_not_keep_a_request_from_another_broker(
+async def test_a_handshake_that_hangs_does_not_keep_a_request_from_another_broker(
     made: Authority,
 ) -> None:
     """A process that is just starting listens, and shakes no hands yet: whoever learns of another
     master ends the dial, as it closes a silent connection."""
+    dialled, never = asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        dialled, never = asyncio.Event(), asyncio.Event()
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.set()
+        await never.wait()
+        writer.close()
 
-        async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialled.set()
-            await never.wait()
-            writer.close()
-
-        async with await asyncio.start_server(accept, "127.0.0.1", 0) as silent:
-            address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-            client = RemotingClient(tls=DialTls(client_tls(made)), connect_timeout_ms=60_000)
-            request = RemotingCommand.request(30)
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as silent:
+        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        request = RemotingCommand.request(30)
+        async with dialling(client_tls(made), connect_timeout_ms=60_000) as client:
             asking = asyncio.create_task(client.invoke(address, request, 60_000))
             async with asyncio.timeout(20):
                 await dialled.wait()
@@ -84,9 +84,6 @@ def test_a_handshake_that_hangs_does_not_keep_a_request_from_another_broker(
                 with pytest.raises(ConnectError, match="was ended"):
                     await asking
             never.set()
-            await client.close()
-
-    asyncio.run(scenario())
 
 
 async def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
@@ -104,34 +101,29 @@ async def test_a_permissive_port_knows_who_is_connected_without_tls_and_with_it(
 ) -> None:
     tls = node_tls(made, server_mode="permissive")
     async with serving(tls) as (_, address):
-        plain, encrypted = RemotingClient(), RemotingClient(tls=DialTls(client_tls(made)))
-        local = (await plain.connection(address)).local
-        other = (await encrypted.connection(address)).local
-        await plain.invoke(address, RemotingCommand.request(10))
-        await encrypted.invoke(address, RemotingCommand.request(10))
-        state = tls.state
-        assert (state.plain, state.plain_peers, state.plain_taken) == (1, [local], 1)
-        assert (state.encrypted, state.encrypted_peers) == (1, [other])
-        assert state.server_mode == "permissive" and not state.dials
-        await plain.close()
-        await encrypted.close()
+        async with dialling(None) as plain, dialling(client_tls(made)) as encrypted:
+            local = (await plain.connection(address)).local
+            other = (await encrypted.connection(address)).local
+            await plain.invoke(address, RemotingCommand.request(10))
+            await encrypted.invoke(address, RemotingCommand.request(10))
+            state = tls.state
+            assert (state.plain, state.plain_peers, state.plain_taken) == (1, [local], 1)
+            assert (state.encrypted, state.encrypted_peers) == (1, [other])
+            assert state.server_mode == "permissive" and not state.dials
         async with asyncio.timeout(20):
             await until(lambda: not tls.peers.plain and not tls.peers.encrypted)
         assert tls.state.plain_taken == 1
 
 
-def test_an_enforcing_port_refuses_plain_connections_and_says_so(
+async def test_an_enforcing_port_refuses_plain_connections_and_says_so(
     made: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving(node_tls(made)) as (_, address):
-            for _ in range(20):
-                with pytest.raises(ConnectError):
-                    await ask(address, None)
-            assert await ask(address, client_tls(made)) == b"x"
-
-    with caplog.at_level(logging.WARNING, logger=tls_listener.__name__):
-        uvloop.run(scenario())
+    caplog.set_level(logging.WARNING, logger=tls_listener.__name__)
+    async with serving(node_tls(made)) as (_, address):
+        for _ in range(20):
+            with pytest.raises(ConnectError):
+                await ask(address, None)
+        assert await ask(address, client_tls(made)) == b"x"
     refusals = [r.getMessage() for r in caplog.records if r.name == tls_listener.__name__]
     assert refusals and all("takes TLS only" in line for line in refusals)
 
@@ -188,30 +180,37 @@ async def test_a_server_of_another_authority_or_host_is_refused(
         assert await ask(address, client_tls(made, check_host=False)) == b"x"
 
 
-def test_a_port_that_needs_client_certificates(made: Authority, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("need", "wanted"),
+    [
+        ("require", {"": False, "good": True, "strange": False, "late": False}),
+        ("optional", {"": True, "good": True, "strange": False, "late": False}),
+        ("none", {"": True, "good": True, "strange": True}),
+    ],
+)
+async def test_a_port_that_needs_client_certificates(
+    made: Authority, tmp_path: Path, need: str, wanted: dict[str, bool]
+) -> None:
     other = authority(tmp_path / "other")
-    good = str(made.issue("admin.pem", ["admin"], []).path)
-    strange = str(other.issue("admin.pem", ["admin"], []).path)
-    late = str(made.issue("late.pem", ["admin"], [], days=-1).path)
+    shown = {
+        "": client_tls(made),
+        "good": showing(made, made.issue("admin.pem", ["admin"], [])),
+        "strange": showing(made, other.issue("admin.pem", ["admin"], [])),
+        "late": showing(made, made.issue("late.pem", ["admin"], [], days=-1)),
+    }
+    async with serving(node_tls(made, server_need_client_auth=need)) as (_, address):
+        for name, taken in wanted.items():
+            if taken:
+                assert await ask(address, shown[name]) == b"x"
+            else:
+                with pytest.raises(ConnectError):
+                    await ask(address, shown[name])
 
-    def shows(path: str) -> ClientTls:
-        return client_tls(made, cert_path=path, key_path=path)
 
-    async def scenario(need: str, wanted: dict[str, bool]) -> None:
-        tls = node_tls(made, server_need_client_auth=need)
-        async with serving(tls) as (_, address):
-            for path, taken in wanted.items():
-                client = shows(path) if path else client_tls(made)
-                if taken:
-                    assert await ask(address, client) == b"x"
-                else:
-                    with pytest.raises(ConnectError):
-                        await ask(address, client)
-
-    strangers = {good: True, strange: False, late: False}
-    uvloop.run(scenario("require", {"": False, **strangers}))
-    uvloop.run(scenario("optional", {"": True, **strangers}))
-    uvloop.run(scenario("none", {"": True, good: True, strange: True}))
+def showing(made: Authority, certificate: NodeCertificate) -> ClientTls:
+    """A client that trusts `made`, with this certificate."""
+    path = str(certificate.path)
+    return client_tls(made, cert_path=path, key_path=path)
 
 
 async def answer_to(address: str, data: bytes) -> bytes:
@@ -288,43 +287,37 @@ async def test_a_server_that_closes_says_its_farewell_under_tls(made: Authority)
     def heard(cmd: RemotingCommand, connection: Connection) -> None:
         said.append(int(cmd.ext["taken"]))
 
-    processors = Processors()
-    processors.register(77, heard)
-    async with serving(node_tls(made)) as (server, address):
-        client = RemotingClient(processors, tls=DialTls(client_tls(made)))
+    async with (
+        serving(node_tls(made)) as (server, address),
+        dialling(client_tls(made), handled(77, heard)) as client,
+    ):
         await client.invoke(address, RemotingCommand.request(10))
         (connection,) = server.connections
         connection.farewell = lambda taken: RemotingCommand.request(77, {"taken": taken})
         connection.close("the server stops")
         (theirs,) = client.connections
         await until(lambda: said == [1] and theirs.closed)
-        await client.close()
 
 
-def test_open_connections_outlive_new_certificates_and_a_bad_one_is_refused(
+async def test_open_connections_outlive_new_certificates_and_a_bad_one_is_refused(
     made: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        tls = node_tls(made)
-        path = Path(tls.config.server_cert_path)
-        async with serving(tls) as (server, address):
-            client = RemotingClient(tls=DialTls(client_tls(made)))
-            await client.invoke(address, RemotingCommand.request(10))
-            first = await _serial(address)
-            renewed = made.renew()[0].path.read_bytes()
-            assert tls.reload() and await _serial(address) != first
-            second = await _serial(address)
-            await client.invoke(address, RemotingCommand.request(10))
-            assert len(server.connections) == 1, "the first connection is still the one in use"
-            for bad in (b"", b"nonsense", renewed[:300], made.trust.read_bytes()):
-                replace_file(path, bad)
-                assert not tls.reload() and tls.refusal
-                assert await _serial(address) == second
-            made.issue(path.name, ["broker/a/1"], HOSTS, days=-1)
-            assert not tls.reload() and "valid from" in tls.refusal
-            await client.close()
-
-    uvloop.run(scenario())
+    tls = node_tls(made)
+    path = Path(tls.config.server_cert_path)
+    async with serving(tls) as (server, address), dialling(client_tls(made)) as client:
+        await client.invoke(address, RemotingCommand.request(10))
+        first = await _serial(address)
+        renewed = made.renew()[0].path.read_bytes()
+        assert tls.reload() and await _serial(address) != first
+        second = await _serial(address)
+        await client.invoke(address, RemotingCommand.request(10))
+        assert len(server.connections) == 1, "the first connection is still the one in use"
+        for bad in (b"", b"nonsense", renewed[:300], made.trust.read_bytes()):
+            replace_file(path, bad)
+            assert not tls.reload() and tls.refusal
+            assert await _serial(address) == second
+        made.issue(path.name, ["broker/a/1"], HOSTS, days=-1)
+        assert not tls.reload() and "valid from" in tls.refusal
     assert "files_not_reloaded" in caplog.text and "PRIVATE" not in caplog.text
 
 
@@ -347,12 +340,10 @@ async def test_another_authority_takes_over_and_no_connection_is_refused(made: A
     first = made.trust.read_bytes()
 
     async def dialled() -> None:
-        client = RemotingClient(tls=dials)
-        assert (await client.invoke(address, RemotingCommand.request(10))).code == 0
-        await client.close()
+        async with remoting_ends.dialling(RemotingClient(tls=dials)) as client:
+            assert (await client.invoke(address, RemotingCommand.request(10))).code == 0
 
-    async with serving(tls) as (_, address):
-        open_since_before = RemotingClient(tls=DialTls(client_tls(made)))
+    async with serving(tls) as (_, address), dialling(client_tls(made)) as open_since_before:
         await open_since_before.connection(address)
         assert made.rotation() == "none"
         made.trust_next()
@@ -377,7 +368,6 @@ async def test_another_authority_takes_over_and_no_connection_is_refused(made: A
         assert check_certificate(tls.config)
         reply = await open_since_before.invoke(address, RemotingCommand.request(10))
         assert reply.code == 0
-        await open_since_before.close()
 
 
 def test_a_change_of_the_authority_continues_after_a_crash_in_each_step(
@@ -424,8 +414,7 @@ async def test_r58_a_crowd_that_begins_handshakes_and_stops(made: Authority) -> 
     """2,000 of them: the server keeps UNPROVEN_MAX sockets, the oldest goes first. A client that
     was there is answered meanwhile on its connection, and one that comes last gets in."""
     hello = _client_hello()
-    async with serving(node_tls(made)) as (server, address):
-        living = RemotingClient(tls=DialTls(client_tls(made)))
+    async with serving(node_tls(made)) as (server, address), dialling(client_tls(made)) as living:
         before = (await living.connection(address)).local
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
@@ -449,7 +438,6 @@ async def test_r58_a_crowd_that_begins_handshakes_and_stops(made: Authority) -> 
                 sock.close()
         async with asyncio.timeout(20):
             await until(lambda: len(server.connections) == 1)
-        await living.close()
 
 
 class _Talk:
@@ -513,8 +501,7 @@ async def test_r58_hellos_beyond_every_limit_end_only_their_connection(made: Aut
 
 
 async def test_r58_a_port_without_tls_closes_what_begins_with_a_handshake(made: Authority) -> None:
-    async with serving(None) as (_, address):
-        living = RemotingClient()
+    async with serving(None) as (_, address), dialling(None) as living:
         await living.invoke(address, RemotingCommand.request(10))
         async with asyncio.timeout(20):
             assert await answer_to(address, _client_hello()) == b""
@@ -522,13 +509,11 @@ async def test_r58_a_port_without_tls_closes_what_begins_with_a_handshake(made: 
                 await ask(address, client_tls(made))
         await living.invoke(address, RemotingCommand.request(10))
         assert len(living.connections) == 1
-        await living.close()
 
 
 async def test_r58_a_client_cannot_renegotiate(made: Authority) -> None:
     """`R` asks s_client for it: TLS 1.2 has it, and a server that takes part pays for it."""
-    async with serving(node_tls(made)) as (_, address):
-        living = RemotingClient(tls=DialTls(client_tls(made)))
+    async with serving(node_tls(made)) as (_, address), dialling(client_tls(made)) as living:
         await living.invoke(address, RemotingCommand.request(10))
         stranger = await asyncio.create_subprocess_exec(
             "openssl", "s_client", "-connect", address, "-tls1_2",
@@ -545,7 +530,6 @@ async def test_r58_a_client_cannot_renegotiate(made: Authority) -> None:
         assert b"RENEGOTIATING" in said and b"no renegotiation" in said
         await living.invoke(address, RemotingCommand.request(10))
         assert len(living.connections) == 1
-        await living.close()
 
 
 def test_no_half_of_a_certificate_is_ever_in_use(
@@ -573,25 +557,22 @@ def test_no_half_of_a_certificate_is_ever_in_use(
     assert tls.reload() and tls.pem[1:] == (renewed, renewed)
 
 
-def test_hundreds_of_signals_cost_one_reading_of_the_files(
+async def test_hundreds_of_signals_cost_one_reading_of_the_files(
     made: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        tls = node_tls(made)
-        monkeypatch.setattr(followed_files, "SIGNALLED_S", 0.0)
-        for _ in range(200):
-            tls.reload_soon()
-        assert tls.version == 1
-        async with asyncio.timeout(20):
-            await until(lambda: tls.version > 1)
-        assert tls.version == 2
+    tls = node_tls(made)
+    monkeypatch.setattr(followed_files, "SIGNALLED_S", 0.0)
+    for _ in range(200):
         tls.reload_soon()
-        async with asyncio.timeout(20):
-            await until(lambda: tls.version > 2)
-        tls.reload_soon()
-        tls.close()
-
-    asyncio.run(scenario())
+    assert tls.version == 1
+    async with asyncio.timeout(20):
+        await until(lambda: tls.version > 1)
+    assert tls.version == 2
+    tls.reload_soon()
+    async with asyncio.timeout(20):
+        await until(lambda: tls.version > 2)
+    tls.reload_soon()
+    tls.close()
 
 
 async def test_certificates_that_are_not_valid_yet_and_empty_trust(

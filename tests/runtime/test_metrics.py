@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -49,15 +50,13 @@ def config(**keys: Any) -> MetricsConfig:
     return MetricsConfig(exporter_type="PROM", prom_exporter_port=free_ports(1), **keys)
 
 
-def play(metrics: Metrics, script: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await metrics.start()
-        try:
-            await script()
-        finally:
-            await metrics.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def serving(metrics: Metrics) -> AsyncIterator[None]:
+    await metrics.start()
+    try:
+        yield
+    finally:
+        await metrics.close()
 
 
 async def ask(settings: MetricsConfig, request: bytes) -> tuple[bytes, bytes]:
@@ -81,7 +80,7 @@ def samples(page: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_a_page_is_what_prometheus_reads() -> None:
+async def test_a_page_is_what_prometheus_reads() -> None:
     settings, source = config(label="zone:east, rack:7"), Source()
     metrics = Metrics(settings, "broker")
     metrics.show(source)
@@ -99,8 +98,7 @@ def test_a_page_is_what_prometheus_reads() -> None:
             two.add(number, at=str(number))
 
     source.collects = collects
-
-    async def script() -> None:
+    async with serving(metrics):
         status, body = await ask(settings, get("/metrics?x=1"))
         assert status == b"HTTP/1.1 200 OK"
         found = samples(body)
@@ -114,10 +112,8 @@ def test_a_page_is_what_prometheus_reads() -> None:
         typed = list(text_string_to_metric_families(body.decode()))
         assert len(typed) == len({family.name for family in typed})
 
-    play(metrics, script)
 
-
-def test_a_page_without_a_free_descriptor_lacks_only_what_needs_one(
+async def test_a_page_without_a_free_descriptor_lacks_only_what_needs_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     full = OSError(errno.EMFILE, "Too many open files")
@@ -131,34 +127,27 @@ def test_a_page_without_a_free_descriptor_lacks_only_what_needs_one(
 
     source.collects = collects
 
-    async def script() -> None:
-        found = samples(b"".join(await metrics.page()))
-        assert {"batonmq_flag", "batonmq_loop_lag_seconds_count"} <= found.keys()
-        assert found["batonmq_metrics_failures"][0][1] == 1
-        assert "process_open_fds" not in found
-
-    asyncio.run(script())
+    found = samples(b"".join(await metrics.page()))
+    assert {"batonmq_flag", "batonmq_loop_lag_seconds_count"} <= found.keys()
+    assert found["batonmq_metrics_failures"][0][1] == 1
+    assert "process_open_fds" not in found
 
 
-def test_a_page_of_a_process_that_can_start_no_thread_lacks_the_version_only() -> None:
+async def test_a_page_of_a_process_that_can_start_no_thread_lacks_the_version_only() -> None:
     _release.cache_clear()
     metrics = Metrics(config(), "broker")
 
-    async def script() -> None:
-        with no_new_threads():
-            found = samples(b"".join(await metrics.page()))
-        assert {"process_open_fds", "batonmq_loop_lag_seconds_count"} <= found.keys()
-        assert found["batonmq_metrics_failures"][0][1] == 1
-        assert "batonmq_build_info" not in found
-
-    asyncio.run(script())
+    with no_new_threads():
+        found = samples(b"".join(await metrics.page()))
+    assert {"process_open_fds", "batonmq_loop_lag_seconds_count"} <= found.keys()
+    assert found["batonmq_metrics_failures"][0][1] == 1
+    assert "batonmq_build_info" not in found
 
 
-def test_live_and_ready() -> None:
+async def test_live_and_ready() -> None:
     settings, source = config(), Source()
     metrics = Metrics(settings, "broker")
-
-    async def script() -> None:
+    async with serving(metrics):
         assert await ask(settings, get("/livez")) == (b"HTTP/1.1 200 OK", b"ok\n")
         status, body = await ask(settings, get("/readyz"))
         assert status == b"HTTP/1.1 503 Service Unavailable" and body == b"it is starting\n"
@@ -174,27 +163,21 @@ def test_live_and_ready() -> None:
         head = b"HEAD /livez HTTP/1.1\r\n\r\n"
         assert await ask(settings, head) == (b"HTTP/1.1 200 OK", b"")
 
-    play(metrics, script)
 
-
-def test_r58_whoever_asks_often_gets_the_same_page() -> None:
+async def test_r58_whoever_asks_often_gets_the_same_page() -> None:
     settings, source = config(), Source()
     metrics = Metrics(settings, "broker")
     metrics.show(source)
-
-    async def script() -> None:
+    async with serving(metrics):
         pages = await asyncio.gather(*(ask(settings, get("/metrics")) for _ in range(8)))
         assert len({body for _, body in pages}) == 1
         assert source.calls == 1
 
-    play(metrics, script)
 
-
-def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
+async def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
     settings = config()
     metrics = Metrics(settings, "broker")
-
-    async def script() -> None:
+    async with serving(metrics):
         errors: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
         address = ("127.0.0.1", settings.prom_exporter_port)
@@ -211,10 +194,8 @@ def test_r58_connections_that_say_nothing_keep_no_probe_out() -> None:
         assert (await ask(settings, get("/livez")))[1] == b"ok\n"
         assert not errors
 
-    play(metrics, script)
 
-
-def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
+async def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = config()
@@ -225,8 +206,7 @@ def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
 
     monkeypatch.setattr(metrics, "page", page)
     monkeypatch.setattr("batonmq.runtime.metrics.ANSWER_S", 0.01)
-
-    async def script() -> None:
+    async with serving(metrics):
         before = len(os.listdir("/proc/self/fd"))
         with socket.create_connection(("127.0.0.1", settings.prom_exporter_port)) as client:
             client.sendall(get("/metrics"))
@@ -236,10 +216,8 @@ def test_r58_who_does_not_read_the_page_keeps_no_socket_here(
                 while len(os.listdir("/proc/self/fd")) > before + 1:  # noqa: ASYNC110
                     await asyncio.sleep(0)
 
-    play(metrics, script)
 
-
-def test_a_name_has_a_limited_number_of_series() -> None:
+async def test_a_name_has_a_limited_number_of_series() -> None:
     settings, source = config(cardinality_limit=3), Source()
     metrics = Metrics(settings, "broker")
     metrics.show(source)
@@ -250,16 +228,13 @@ def test_a_name_has_a_limited_number_of_series() -> None:
             family.add(number, topic=str(number))
 
     source.collects = collects
-
-    async def script() -> None:
+    async with serving(metrics):
         found = samples(b"".join(await metrics.page()))
         assert len(found["batonmq_many"]) == 3
         assert [value for _, value in found["batonmq_metrics_series_dropped"]] == [2]
 
-    play(metrics, script)
 
-
-def test_a_part_that_fails_is_missed_and_the_rest_is_there(
+async def test_a_part_that_fails_is_missed_and_the_rest_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken, fine = Source(), Source()
@@ -271,25 +246,21 @@ def test_a_part_that_fails_is_missed_and_the_rest_is_there(
         raise OSError("the disk is gone")
 
     broken.collects = collects
-
-    async def script() -> None:
+    async with serving(metrics):
         found = samples(b"".join(await metrics.page()))
         assert [value for _, value in found["batonmq_metrics_failures"]] == [1]
         assert found["batonmq_calls"]
         assert "the disk is gone" in caplog.text
 
-    play(metrics, script)
 
-
-def test_a_port_that_is_taken_costs_the_figures_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_port_that_is_taken_costs_the_figures_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     settings = config()
     with socket.create_server(("127.0.0.1", settings.prom_exporter_port)):
         metrics = Metrics(settings, "broker")
-
-        async def script() -> None:
+        async with serving(metrics):
             assert await metrics.page()
-
-        play(metrics, script)
     assert f"metrics_unavailable address=127.0.0.1:{settings.prom_exporter_port}" in caplog.text
 
 

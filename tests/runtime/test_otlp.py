@@ -86,7 +86,8 @@ async def pushing(collector: Collector, **keys: Any) -> AsyncIterator[Metrics]:
     metrics.show(Source())
     await metrics.start()
     try:
-        yield metrics
+        async with asyncio.timeout(30):
+            yield metrics
     finally:
         await metrics.close()
         await server.stop(None)
@@ -96,73 +97,64 @@ def attributes(found: Any) -> dict[str, str]:
     return {each.key: each.value.string_value for each in found.attributes}
 
 
-def test_what_a_page_has_arrives_in_several_requests() -> None:
-    async def play() -> None:
-        collector = Collector()
-        async with pushing(collector, grpc_exporter_header="authorization:Bearer x:y,zone:east"):
-            requests = [await collector.came.get(), await collector.came.get()]
-        assert collector.headers["authorization"] == "Bearer x:y"
-        assert collector.headers["zone"] == "east"
-        named: dict[str, list[Any]] = {}
-        for request in requests:
-            (of_process,) = request.resource_metrics
-            resource = attributes(of_process.resource)
-            assert resource["service.name"] == "batonmq-broker" and resource["service.instance.id"]
-            for metric in of_process.scope_metrics[0].metrics:
-                named.setdefault(metric.name, []).append(metric)
-        constant = {"node_type": "broker", "cluster": "c", "node_id": "broker-a"}
-        many = [p.as_int for metric in named["batonmq_many"] for p in metric.gauge.data_points]
-        assert many == list(range(POINTS_MAX + 5)) and len(named["batonmq_many"]) == 2
-        (stored,) = named["rocketmq_messages_in_total"]
-        (point,) = stored.sum.data_points
-        assert (point.as_int, attributes(point)) == (7, constant | {"topic": ODD})
-        assert stored.sum.is_monotonic and 0 < point.start_time_unix_nano < point.time_unix_nano
-        (late,) = named["rocketmq_consumer_lag_latency"]
-        assert late.unit == "milliseconds" and late.gauge.data_points[0].as_double == 2.5
-        (waits,) = named["batonmq_wait_seconds"][0].histogram.data_points
-        assert (list(waits.explicit_bounds), list(waits.bucket_counts)) == ([0.1, 1], [1, 1, 1])
-        assert (waits.count, waits.sum, attributes(waits)) == (3, 5.25, constant)
-
-    asyncio.run(asyncio.wait_for(play(), 30))
+async def test_what_a_page_has_arrives_in_several_requests() -> None:
+    collector = Collector()
+    async with pushing(collector, grpc_exporter_header="authorization:Bearer x:y,zone:east"):
+        requests = [await collector.came.get(), await collector.came.get()]
+    assert collector.headers["authorization"] == "Bearer x:y"
+    assert collector.headers["zone"] == "east"
+    named: dict[str, list[Any]] = {}
+    for request in requests:
+        (of_process,) = request.resource_metrics
+        resource = attributes(of_process.resource)
+        assert resource["service.name"] == "batonmq-broker" and resource["service.instance.id"]
+        for metric in of_process.scope_metrics[0].metrics:
+            named.setdefault(metric.name, []).append(metric)
+    constant = {"node_type": "broker", "cluster": "c", "node_id": "broker-a"}
+    many = [p.as_int for metric in named["batonmq_many"] for p in metric.gauge.data_points]
+    assert many == list(range(POINTS_MAX + 5)) and len(named["batonmq_many"]) == 2
+    (stored,) = named["rocketmq_messages_in_total"]
+    (point,) = stored.sum.data_points
+    assert (point.as_int, attributes(point)) == (7, constant | {"topic": ODD})
+    assert stored.sum.is_monotonic and 0 < point.start_time_unix_nano < point.time_unix_nano
+    (late,) = named["rocketmq_consumer_lag_latency"]
+    assert late.unit == "milliseconds" and late.gauge.data_points[0].as_double == 2.5
+    (waits,) = named["batonmq_wait_seconds"][0].histogram.data_points
+    assert (list(waits.explicit_bounds), list(waits.bucket_counts)) == ([0.1, 1], [1, 1, 1])
+    assert (waits.count, waits.sum, attributes(waits)) == (3, 5.25, constant)
 
 
-def test_a_collector_that_fails_costs_a_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_collector_that_fails_costs_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
-    async def play() -> None:
-        collector = Collector()
+    collector = Collector()
 
-        async def fails(context: Any) -> None:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no quota")
+    async def fails(context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no quota")
 
-        collector.answers = fails
-        async with pushing(collector, grpc_exporter_timeout_ms=30_000):
-            for _ in range(3):
-                await collector.came.get()
-            collector.answers = collector.takes
-            for _ in range(4):  # a whole page, and the begin of the next one
-                await collector.came.get()
-
-    asyncio.run(asyncio.wait_for(play(), 30))
+    collector.answers = fails
+    async with pushing(collector, grpc_exporter_timeout_ms=30_000):
+        for _ in range(3):
+            await collector.came.get()
+        collector.answers = collector.takes
+        for _ in range(4):  # a whole page, and the begin of the next one
+            await collector.came.get()
     said = [r.getMessage() for r in caplog.records if "metrics_" in r.getMessage()]
     assert sum("reason=RESOURCE_EXHAUSTED: no quota" in line for line in said) == 1, said
     assert sum(line.startswith("metrics_pushed_again") for line in said) == 1, said
 
 
-def test_a_collector_that_hangs_holds_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def play() -> None:
-        collector = Collector()
+async def test_a_collector_that_hangs_holds_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector()
 
-        async def hangs(context: Any) -> None:
-            await asyncio.Event().wait()
+    async def hangs(context: Any) -> None:
+        await asyncio.Event().wait()
 
-        collector.answers = hangs
-        async with pushing(collector, grpc_exporter_timeout_ms=100) as metrics:
-            for _ in range(2):  # the second comes when the first was given up
-                await collector.came.get()
-            assert await metrics.page()
-
-    asyncio.run(asyncio.wait_for(play(), 30))
+    collector.answers = hangs
+    async with pushing(collector, grpc_exporter_timeout_ms=100) as metrics:
+        for _ in range(2):  # the second comes when the first was given up
+            await collector.came.get()
+        assert await metrics.page()
     assert "reason=DEADLINE_EXCEEDED" in caplog.text
 
 

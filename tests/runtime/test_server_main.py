@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
+from typing import IO
 
 import pytest
 
@@ -25,10 +27,7 @@ def test_a_pid_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wanted = tmp_path / "file" / "pid"
     done = namesrv(tmp_path, "--pid-file", str(wanted))
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"namesrv: --pid-file {wanted}: File exists\n",
-    )
+    assert (done.returncode, done.stderr) == (1, f"namesrv: --pid-file {wanted}: File exists\n")
 
 
 def test_a_port_in_use_is_named_in_words(tmp_path: Path) -> None:
@@ -66,37 +65,6 @@ raise SystemExit(run_server("lift", {}, serve))
 """
 
 
-def lift(folder: Path, how: str) -> list[str]:
-    """The command line of a server that fails this way."""
-    config = folder / "lift.yaml"
-    config.write_text("{}\n")
-    return [sys.executable, "-c", SERVER.replace("{HOW!r}", repr(how)), "-c", str(config)]
-
-
-def test_a_failed_assertion_ends_the_process_also_if_its_log_is_on_a_full_disk(
-    tmp_path: Path,
-) -> None:
-    """It continued without the timer that had failed."""
-    env = os.environ | {"PYTHONUNBUFFERED": ""}
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(lift(tmp_path, "timer"), stderr=full, timeout=30, env=env)
-    assert done.returncode == 1
-
-
-@pytest.mark.parametrize(("how", "code"), [("timer", 1), ("task", 1), ("error", 0)])
-def test_a_failed_assertion_ends_the_process_wherever_it_fails(
-    how: str, code: int, tmp_path: Path
-) -> None:
-    """A timer whose callback fails is not armed again: without it the process would only seem to
-    live. Another error of a callback is logged; what it belongs to may continue."""
-    argv = lift(tmp_path, how)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-    assert done.returncode == code, done.stderr
-    assert "the floor is above the roof" in done.stderr
-    assert ("a rule of its own does not hold" in done.stderr) == (code == 1)
-    assert ("the last 1 events, oldest first" in done.stderr) == (code == 1)
-
-
 FAILS = """
 import asyncio
 from batonmq.runtime.server_main import run_server
@@ -112,22 +80,52 @@ raise SystemExit(run_server("lift", {}, serve))
 """
 
 
+def lift(
+    folder: Path, *arguments: str, how: str | None = None, stderr: IO[str] | int = PIPE, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A server that fails this way; by default it fails as a service does that has to stop."""
+    config = folder / "lift.yaml"
+    config.write_text("")
+    script = SERVER.replace("{HOW!r}", repr(how)) if how else FAILS
+    argv = [sys.executable, "-c", script, "-c", str(config), *arguments]
+    env = os.environ | env
+    return subprocess.run(argv, stdout=PIPE, stderr=stderr, text=True, timeout=30, env=env)
+
+
+def test_a_failed_assertion_ends_the_process_also_if_its_log_is_on_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """It continued without the timer that had failed."""
+    with Path("/dev/full").open("w") as full:
+        done = lift(tmp_path, how="timer", stderr=full, PYTHONUNBUFFERED="")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("how", "code"), [("timer", 1), ("task", 1), ("error", 0)])
+def test_a_failed_assertion_ends_the_process_wherever_it_fails(
+    how: str, code: int, tmp_path: Path
+) -> None:
+    """A timer whose callback fails is not armed again: without it the process would only seem to
+    live. Another error of a callback is logged; what it belongs to may continue."""
+    done = lift(tmp_path, how=how)
+    assert done.returncode == code, done.stderr
+    assert "the floor is above the roof" in done.stderr
+    assert ("a rule of its own does not hold" in done.stderr) == (code == 1)
+    assert ("the last 1 events, oldest first" in done.stderr) == (code == 1)
+
+
 def test_a_service_that_has_to_stop_exits_with_1_and_the_first_reason(tmp_path: Path) -> None:
-    (tmp_path / "lift.yaml").write_text("")
-    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = lift(tmp_path)
     log, last = done.stderr.splitlines()
     assert (done.returncode, last) == (1, "lift: stopped: the disk is gone")
     assert "server_started name=lift" in log
 
 
 def test_r53_no_room_for_the_pid_file_ends_no_start(tmp_path: Path) -> None:
-    (tmp_path / "lift.yaml").write_text("")
-    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
-    argv += ["--pid-file", str(tmp_path / "lift.pid")]
-    env = os.environ | fault_environment(disk="replace lift.pid ENOSPC")
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env)
-    assert f"pid_file_not_written path={tmp_path / 'lift.pid'}" in done.stderr
+    pid_file = str(tmp_path / "lift.pid")
+    full = fault_environment(disk="replace lift.pid ENOSPC")
+    done = lift(tmp_path, "--pid-file", pid_file, **full)
+    assert f"pid_file_not_written path={pid_file}" in done.stderr
     assert done.stderr.endswith("lift: stopped: the disk is gone\n"), "it served"
 
 
@@ -148,8 +146,5 @@ def test_r58_what_survives_a_long_collection_is_not_scanned_again(
 
 
 def test_a_start_hook_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    (tmp_path / "lift.yaml").write_text("")
-    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
-    env = os.environ | {START_HOOK: "no.such.module"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env)
+    done = lift(tmp_path, **{START_HOOK: "no.such.module"})
     assert (done.returncode, done.stderr) == (2, f"lift: {START_HOOK}: No module named 'no'\n")
