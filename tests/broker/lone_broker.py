@@ -1,7 +1,7 @@
 """A broker outside controller mode in this process, and a client connection to it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,12 @@ from batonmq.ha.config import HAConfig
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
+from batonmq.store.errors import PutRefused
 from tests.shared.ports import free_ports
 from tests.shared.waiting import until as until
 
@@ -70,6 +72,14 @@ class Rig:
     ) -> RemotingCommand:
         return await self.ask(310, send_header(topic, queue, properties), body)
 
+    async def commit(self, offset: int, *, group: str = "g", topic: str = "T") -> RemotingCommand:
+        """UPDATE_CONSUMER_OFFSET of queue 0."""
+        return await self.ask(15, position(group, topic) | {"commitOffset": str(offset)})
+
+    async def committed(self, group: str = "g") -> RemotingCommand:
+        """QUERY_CONSUMER_OFFSET of queue 0 of T."""
+        return await self.ask(14, position(group))
+
     async def pull(
         self,
         topic: str = "T",
@@ -82,22 +92,14 @@ class Rig:
         group: str = "g",
         commit: int = -1,
     ) -> RemotingCommand:
-        return await self.ask(
-            11,
-            {
-                "consumerGroup": group,
-                "topic": topic,
-                "queueId": str(queue),
-                "queueOffset": str(offset),
-                "maxMsgNums": str(count),
-                "sysFlag": str(4 | (2 if suspend_ms else 0) | (1 if commit >= 0 else 0)),
-                "commitOffset": str(max(commit, 0)),
-                "suspendTimeoutMillis": str(suspend_ms),
-                "subVersion": "0",
-                "subscription": tags,
-                "expressionType": "TAG",
-            },
-        )
+        fields: dict[str, object] = {"consumerGroup": group, "topic": topic, "queueId": queue}
+        fields |= {"maxMsgNums": count, "subscription": tags}
+        header = pull_header(offset, suspend_ms=suspend_ms, commit=commit, **fields)
+        return await self.ask(11, header)
+
+
+def position(group: str = "g", topic: str = "T") -> dict[str, str]:
+    return {"consumerGroup": group, "topic": topic, "queueId": "0"}
 
 
 async def make_group(rig: Rig, group: str = "g") -> None:
@@ -126,6 +128,26 @@ def long_send_header(**changed: str) -> dict[str, str]:
     fields = {"producerGroup": "pg", "topic": "T", "defaultTopic": "TBW102"}
     fields |= {"defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0", "flag": "0"}
     return fields | {"bornTimestamp": "1700000000000", "properties": ""} | changed
+
+
+def pull_header(
+    offset: int = 0, *, suspend_ms: int = 0, commit: int = -1, **changed: object
+) -> dict[str, str]:
+    """Of PULL_MESSAGE (11) with its subscription."""
+    fields: dict[str, object] = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": 0,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": 4 | (2 if suspend_ms else 0) | (1 if commit >= 0 else 0),
+        "commitOffset": max(commit, 0),
+        "suspendTimeoutMillis": suspend_ms,
+        "subVersion": 0,
+        "subscription": "*",
+        "expressionType": "TAG",
+    }
+    return {name: str(value) for name, value in (fields | changed).items()}
 
 
 def topic_header(topic: str = "T", queues: int = 4, **changed: str) -> dict[str, str]:
@@ -251,6 +273,38 @@ class HeldConfirms:
         return False
 
     def first_acked(self, waited_ms: int) -> None: ...
+
+
+@contextlib.contextmanager
+def unconfirmed(rig: Rig) -> Iterator[None]:
+    """Nothing is confirmed within; what waits is at its end."""
+    path = rig.service.path
+    confirmed, path.confirmed = path.confirmed, lambda offset: None
+    try:
+        yield
+    finally:
+        path.confirmed = confirmed
+        path.end_turn()
+
+
+def refuse(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str, once: bytes | None = None
+) -> list[NewMessage]:
+    """The log takes no records of these topics, as on a full disk, or only, `once`, not the
+    first one with that body. Those that it refused."""
+    appender = rig.service.store.appender
+    real = appender.put_message
+    refused: list[NewMessage] = []
+
+    def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
+        unwanted = once is None or (message.body == once and not refused)
+        if message.topic in topics and unwanted:
+            refused.append(message)
+            raise PutRefused("the disk is full")
+        return real(message, stored=stored)
+
+    monkeypatch.setattr(appender, "put_message", put_message)
+    return refused
 
 
 async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:

@@ -2,8 +2,7 @@
 and nothing is stored while a planned switch holds the sends (R33)."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from lone_broker import (
     long_send_header,
     send_header,
     topic_header,
+    unconfirmed,
     until,
 )
 
@@ -36,19 +36,7 @@ from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
 PopRequest = Callable[[], Coroutine[Any, Any, RemotingCommand]]
-NO_CHECKS: dict[str, object] = {"transaction_time_out": 3_600_000}
-
-
-@contextlib.contextmanager
-def unconfirmed(rig: Rig) -> Iterator[None]:
-    """Nothing is confirmed within; what waits is at its end."""
-    path = rig.service.path
-    confirmed, path.confirmed = path.confirmed, lambda offset: None
-    try:
-        yield
-    finally:
-        path.confirmed = confirmed
-        path.end_turn()
+SETTINGS: dict[str, object] = {"transaction_time_out": 3_600_000, "recall_message_enable": True}
 
 
 async def round_trips(rig: Rig) -> None:
@@ -117,6 +105,12 @@ async def request_mode(rig: Rig) -> PopRequest:
     return lambda: rig.ask(401, body=mode.encode())
 
 
+async def recall(rig: Rig) -> PopRequest:
+    sent = await rig.send("T", TIMER_DELAY_SEC="60")
+    fields = {"producerGroup": "pg", "topic": "T", "recallHandle": sent.ext["recallHandle"]}
+    return lambda: rig.ask(370, fields)
+
+
 async def lock(rig: Rig) -> PopRequest:
     queue = MessageQueue("T", "broker-a", 0)
     body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
@@ -136,13 +130,14 @@ async def lock(rig: Rig) -> PopRequest:
         new_groups,
         forbidden_topic,
         request_mode,
+        recall,
         lock,
         deleted_topic,
         deleted_group,
     ],
 )
 async def test_r30_r31_an_answer_waits_for_its_confirmation(tmp_path, prepare):
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
+    async with lone_broker(tmp_path, broker=SETTINGS) as rig:
         ask = await prepare(rig)
         end = rig.service.store.max_phy_offset
         with unconfirmed(rig):
@@ -203,13 +198,6 @@ async def test_r33_a_send_of_any_kind_is_held(rig, code):
     assert (await waits).code == 0 and rig.service.store.max_phy_offset > end
 
 
-async def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path):
-    async with lone_broker(tmp_path, min_in_sync_replicas=2) as rig:
-        refused = await rig.send("T")
-        assert refused.code == 1 and "not enough: 1" in (refused.remark or "")
-        assert rig.service.store.queries.max_offset_in_queue("T", 0) == 0
-
-
 async def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(rig):
     """A queue of which one message, or none, is shown, and two more are written."""
     await rig.send("T", queue=0)
@@ -241,6 +229,17 @@ async def test_held_pulls_are_refused_in_slices_when_the_role_changes(rig, monke
     replies = await asyncio.gather(*waiting)
     codes = [reply.code for reply in replies]
     assert (codes.count(0), codes.count(ResponseCode.SYSTEM_BUSY)) == (150, 150)
+
+
+async def test_a_role_change_answers_the_pulls_that_wait(rig):
+    """Else a consumer learns of it when its pull's time is over, 20 s later."""
+    assert (await rig.send()).code == 0
+    pull = asyncio.ensure_future(rig.pull(offset=1, suspend_ms=20_000))
+    await until(lambda: rig.service.pull.held == 1)
+    rig.service.role_left()
+    reply = await pull
+    assert reply.code == 2 and "role of this broker changed" in (reply.remark or "")
+    assert rig.service.pull.held == 0
 
 
 @pytest.mark.parametrize("wish", [{"WAIT": "false"}, {"WAIT": "false", "DELAY": "1"}, {}])

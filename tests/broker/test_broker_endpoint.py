@@ -13,6 +13,7 @@ from lone_broker import (
     lone_broker,
     long_send_header,
     make_group,
+    position,
     run_with_broker,
     send_header,
     topic_header,
@@ -161,18 +162,18 @@ async def test_r28_offsets_for_clients_are_confirmed_ones(rig):
 
 
 async def test_group_offsets(rig):
-    where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+    where = position()
     rig.service.topics.put_topic(topic_config("T", 1))
     for _ in range(2):
         assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
-        assert (await rig.ask(14, where)).ext["offset"] == "0"
+        assert (await rig.committed()).ext["offset"] == "0"
         await rig.send()  # a consumer that saw the queue empty begins with this message
-    refused = await rig.ask(15, where | {"commitOffset": "5", "topic": "Nowhere"})
+    refused = await rig.commit(5, topic="Nowhere")
     assert (refused.code, refused.remark) == (26, "Group g not exist!")
     assert rig.service.tables.groups.get("g") is None
     await make_group(rig)
-    assert (await rig.ask(15, where | {"commitOffset": "5"})).code == 0
-    assert (await rig.ask(14, where)).ext["offset"] == "5"
+    assert (await rig.commit(5)).code == 0
+    assert (await rig.committed()).ext["offset"] == "5"
     assert (await rig.ask(15, where)).code == 29
     for queue_id, code in (("-1", 29), ("65536", 29), ("65535", 0)):
         commit = where | {"queueId": queue_id, "commitOffset": "0"}
@@ -256,13 +257,12 @@ async def test_everything_survives_a_restart(tmp_path):
     async with lone_broker(tmp_path) as rig:
         await rig.send(body=b"kept", KEYS="k")
         await make_group(rig)
-        await rig.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"})
+        await rig.commit(1)
     async with lone_broker(tmp_path) as rig:
         (message,) = decode_records((await rig.pull()).body)
         assert message.body == b"kept"
         assert (await rig.send()).ext["queueOffset"] == "1"
-        where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
-        assert (await rig.ask(14, where)).ext["offset"] == "1"
+        assert (await rig.committed()).ext["offset"] == "1"
 
 
 async def test_sync_flush_answers_after_the_disk_has_it(tmp_path):

@@ -164,9 +164,8 @@ async def broker(folder: Path, at: str, broker_id: int, role: str, *, acting: bo
         yield rig
 
 
-async def commit(rig: Rig, offset: int, group: str = "g") -> int:
-    fields = {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)}
-    return (await rig.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)).code
+async def commit(rig: Rig, offset: int) -> int:
+    return (await rig.commit(offset)).code
 
 
 def committed(rig: Rig, group: str = "g") -> int:

@@ -16,7 +16,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime import disk
 from batonmq.runtime.settings import load_settings
 from batonmq.store import scrub
-from tests.broker.lone_broker import Rig, free_port, lone_broker, until
+from tests.broker.lone_broker import Rig, free_port, lone_broker, pull_header, until
 
 
 def ha_port_of(rig: Rig) -> int:
@@ -44,6 +44,21 @@ async def slave(folder: Path, of: Rig, *, broker_id: int = 1, **settings: object
         yield rig
 
 
+@contextlib.asynccontextmanager
+async def pair(folder: Path, **settings: object):
+    """A synchronous master and its slave, which is in sync."""
+    async with (
+        master(folder / "m", **settings) as m,
+        slave(folder / "s", m, **settings) as s,
+    ):
+        await in_sync(m)
+        yield m, s
+
+
+async def in_sync(of: Rig, count: int = 2) -> None:
+    await until(lambda: of.service.replication.in_sync_count() == count)
+
+
 def tell(rig: Rig, of: Rig) -> bool:
     ha_address = f"127.0.0.1:{ha_port_of(of)}"
     return rig.service.replication.master_named(of.service.address, ha_address)
@@ -59,8 +74,7 @@ async def level(rig: Rig, of: Rig) -> None:
 
 
 async def test_a_sync_master_acknowledges_what_a_slave_has(tmp_path):
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path) as (m, s):
         replies = [await m.send(body=b"x%d" % n) for n in range(50)]
         assert {reply.code for reply in replies} == {0}
         assert log_of(s) == log_of(m)
@@ -100,8 +114,7 @@ async def test_an_async_master_waits_for_no_slave(tmp_path):
 
 
 async def test_a_slave_shows_what_it_has_and_refuses_writes(tmp_path):
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path) as (m, s):
         await m.send(body=b"seen")
         store = s.service.store
         await until(lambda: store.confirm_offset == store.max_phy_offset > 0)
@@ -118,7 +131,7 @@ async def test_a_slave_serves_reads_where_that_is_wanted(tmp_path):
     async with master(tmp_path / "m") as m, lone_broker(tmp_path / "s", broker=reads) as s:
         assert (await stock_pull(s, 0)).code != 0
         tell(s, m)
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         assert (await m.send(body=b"seen")).code == 0
         await until(lambda: s.service.store.queries.max_offset_in_queue("T", 0) == 1)
         await until(lambda: "T" in s.service.tables.topics.table)
@@ -132,19 +145,7 @@ async def test_a_slave_serves_reads_where_that_is_wanted(tmp_path):
 
 async def stock_pull(rig: Rig, offset: int) -> RemotingCommand:
     """As the Java client asks: it goes where the routes lead it."""
-    fields = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": str(offset),
-        "maxMsgNums": "32",
-        "sysFlag": "4",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-    }
-    request = RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
+    request = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(offset))
     request.language = LanguageCode.JAVA
     return await rig.client.invoke(rig.service.address, request, 5000)
 
@@ -157,21 +158,13 @@ async def test_a_slave_too_far_behind_does_not_count(tmp_path, key):
         lone_broker(tmp_path / "m", broker=role, ha={key: 1}, ha_listen_port=free_port()) as m,
         slave(tmp_path / "s", m),
     ):
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         assert (await m.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
-
-
-async def test_tables_come_from_the_master(tmp_path):
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
-        await m.send()
-        await until(lambda: "T" in s.service.tables.topics.table)
 
 
 async def test_a_slave_ahead_of_its_master_is_not_followed_and_named(tmp_path):
     """Java idles into a divergent log there."""
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path) as (m, s):
         for _ in range(5):
             await m.send()
         await level(s, m)
@@ -188,10 +181,10 @@ async def test_a_slave_ahead_of_its_master_is_not_followed_and_named(tmp_path):
 async def test_a_slave_that_comes_back_continues_at_the_end_of_its_log(tmp_path):
     async with master(tmp_path / "m") as m:
         async with slave(tmp_path / "s", m) as s:
-            await until(lambda: m.service.replication.in_sync_count() == 2)
+            await in_sync(m)
             assert (await m.send(body=b"one")).code == 0
             await level(s, m)
-        await until(lambda: m.service.replication.in_sync_count() == 1)
+        await in_sync(m, 1)
         assert (await m.send(body=b"two")).code == ResponseCode.SLAVE_NOT_AVAILABLE
         async with slave(tmp_path / "s", m) as s:
             await level(s, m)
@@ -200,8 +193,7 @@ async def test_a_slave_that_comes_back_continues_at_the_end_of_its_log(tmp_path)
 
 
 async def test_a_slave_is_promoted_by_its_configuration(tmp_path):
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path) as (m, s):
         for n in range(10):
             assert (await m.send(body=b"%d" % n)).code == 0
         await until(lambda: "T" in s.service.tables.topics.table)
@@ -222,10 +214,10 @@ async def test_with_three_in_sync_replicas_one_slave_is_not_enough(tmp_path):
             )
         )
         first = await stack.enter_async_context(slave(tmp_path / "s1", m))
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         assert (await m.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
         second = await stack.enter_async_context(slave(tmp_path / "s2", m, broker_id=2))
-        await until(lambda: m.service.replication.in_sync_count() == 3)
+        await in_sync(m, 3)
         assert (await m.send()).code == 0
         assert log_of(first) == log_of(second) == log_of(m)
 
@@ -233,8 +225,7 @@ async def test_with_three_in_sync_replicas_one_slave_is_not_enough(tmp_path):
 @pytest.mark.parametrize("sync_flush", [False, True])
 async def test_haSyncFlush_reports_only_what_is_on_the_slaves_disk(tmp_path, sync_flush):
     kind = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": sync_flush}
-    async with master(tmp_path / "m", **kind) as m, slave(tmp_path / "s", m, **kind) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path, **kind) as (m, s):
         assert (await m.send()).code == 0
         assert m.service.store.log.flushed_offset == m.service.store.max_phy_offset
         if sync_flush:
@@ -243,8 +234,7 @@ async def test_haSyncFlush_reports_only_what_is_on_the_slaves_disk(tmp_path, syn
 
 async def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monkeypatch):
     """Java ignores the failed append and redials without end, and logs nothing."""
-    async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+    async with pair(tmp_path) as (m, s):
         assert (await m.send()).code == 0
         log_folder = str(tmp_path / "s" / "commitlog")
         full = True
@@ -262,7 +252,7 @@ async def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monk
         full = False
         await level(s, m)
         assert log_of(s) == log_of(m)
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         assert (await m.send(body=b"after")).code == 0
         assert s.service.replication.service.following_problem == ""
 
@@ -272,7 +262,7 @@ async def test_r24_a_slave_fetches_again_what_its_background_check_finds(tmp_pat
     monkeypatch.setattr(scrub, "_FIRST_MS", 0)
     rate = {"scrub_bytes_per_second": 1 << 30}
     async with master(tmp_path / "m") as m, slave(tmp_path / "s", m, **rate) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         for n in range(20):
             assert (await m.send(body=b"x%d" % n)).code == 0
         with (tmp_path / "s" / "commitlog" / f"{0:020d}").open("r+b") as file:
@@ -285,14 +275,14 @@ async def test_r24_a_slave_fetches_again_what_its_background_check_finds(tmp_pat
         await level(s, m)
         assert log_of(s) == log_of(m)
         assert any((tmp_path / "s" / "truncated").iterdir())
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         assert (await m.send(body=b"after")).code == 0
 
 
 async def test_a_java_style_write_that_no_slave_takes_in_time_is_answered_12(tmp_path):
     """The slave is connected and near, but its report does not come."""
     async with master(tmp_path / "m", slave_timeout=300) as m, slave(tmp_path / "s", m) as s:
-        await until(lambda: m.service.replication.in_sync_count() == 2)
+        await in_sync(m)
         shell = s.service.replication.ha._slave
         shell.core.turn_ended = lambda *_: []
         reply = await m.send()

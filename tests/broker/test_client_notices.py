@@ -3,7 +3,6 @@ in slices, in a large one.
 A good-bye while a heartbeat is taken in slices."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -35,9 +34,25 @@ class _Channel:
         """It is a client of a group."""
 
 
+class Clients:
+    """A ClientProcessor with what it knows, at the time `now_ms`."""
+
+    def __init__(self, filters: Any = None) -> None:
+        self.now_ms = 0
+        self.known = ConsumerManager()
+        path = Mock(clock_ms=lambda: self.now_ms, gate=Mock(refusal=None))
+        sightings = ConsumerSightings(self.known)
+        self.processor = ClientProcessor(
+            self.known, Mock(groups={}), path, filters or Mock(), sightings, BrokerConfig()
+        )
+
+    def beat(self, data: HeartbeatData, channel: Any) -> Any:
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=data.encode())
+        return self.processor.heartbeat(request, channel)
+
+
 def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices():
-    nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
-    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
+    clients = Clients().processor
     small = tuple(_Channel() for _ in range(10))
     clients.notify([GroupChanged("small", small)])
     assert [channel.noticed for channel in small] == [1] * 10 and not clients.tick()
@@ -55,9 +70,8 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices():
 
 
 def test_r58_a_change_of_many_groups_sends_a_turns_notices_and_the_others_later():
-    now_ms = 0
-    nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=lambda: now_ms, groups={}))
-    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
+    scene = Clients()
+    clients = scene.processor
     sender, *others = members = tuple(_Channel() for _ in range(100))
     changes = [GroupChanged(f"g{number}", members) for number in range(3)]
     clients.notify(changes, cast(Any, sender))
@@ -65,7 +79,7 @@ def test_r58_a_change_of_many_groups_sends_a_turns_notices_and_the_others_later(
     while clients.tick():
         pass
     assert {channel.noticed for channel in others} == {3} and not sender.noticed
-    now_ms = OWN_NOTICE_MS
+    scene.now_ms = OWN_NOTICE_MS
     clients.tick()
     assert sender.noticed == 3
 
@@ -73,18 +87,13 @@ def test_r58_a_change_of_many_groups_sends_a_turns_notices_and_the_others_later(
 def test_a_new_member_gets_its_notice_after_its_first_heartbeat():
     """A stock consumer announces itself to one broker after the other, then rebalances. A notice in
     between makes it pull with a subscription that it cannot announce: it starves for 30 s."""
-    now_ms = 0
-    path = Mock(clock_ms=lambda: now_ms, gate=Mock(refusal=None))
-    known = ConsumerManager()
-    clients = ClientProcessor(
-        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
-    )
+    scene = Clients()
+    clients = scene.processor
     first, second = _Channel(), _Channel()
     for name, channel in (("one", first), ("two", second)):
-        beat = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(name).encode())
-        clients.heartbeat(beat, cast(Any, channel))
+        scene.beat(heartbeat(name), channel)
     assert not clients.tick() and (first.noticed, second.noticed) == (1, 0)
-    now_ms = OWN_NOTICE_MS
+    scene.now_ms = OWN_NOTICE_MS
     assert not clients.tick() and (first.noticed, second.noticed) == (2, 1)
     clients.disconnected(cast(Any, second))
     assert not clients.tick() and (first.noticed, second.noticed) == (3, 1)
@@ -92,25 +101,22 @@ def test_a_new_member_gets_its_notice_after_its_first_heartbeat():
 
 async def test_a_good_bye_between_the_slices_of_a_heartbeat_counts():
     """Of many groups: its client leaves one that a later slice names."""
-    topics = Mock(groups={})
-    path = Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
-    known = ConsumerManager()
-    clients = ClientProcessor(known, topics, path, Mock(), ConsumerSightings(known), BrokerConfig())
+    scene = Clients()
+    clients, known = scene.processor, scene.known
     channel = cast(Any, _Channel())
     beat = HeartbeatData(
         client_id="c",
         consumer_data_set=[heartbeat("c", group=f"g{n}").consumer_data_set[0] for n in range(40)],
         producer_data_set=[ProducerData(group_name=f"g{n}") for n in range(40)],
     )
-    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
     goodbye = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "g39"})
-    answer = asyncio.ensure_future(cast(Any, clients.heartbeat(request, channel)))
+    answer = asyncio.ensure_future(scene.beat(beat, channel))
     await asyncio.sleep(0)
     clients.unregister(goodbye, channel)
     await answer
     assert set(known.groups) == {f"g{number}" for number in range(39)}
     assert len(known.producers) == 40 and not clients._left_since
-    await cast(Any, clients.heartbeat(request, channel))
+    await scene.beat(beat, channel)
     assert len(known.groups) == 40, "it joins again"
 
 
@@ -119,54 +125,46 @@ def test_r58_a_heartbeat_that_makes_place_keeps_the_filters_of_a_group_that_it_j
 ):
     """The client loses its oldest places, and the same heartbeat takes one of them again."""
     monkeypatch.setattr(consumer_manager, "SEATS_MAX", 2)
-    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
     filters = ConsumerFilterManager(tmp_path / "consumerFilter.json")
-    sightings = ConsumerSightings(known)
-    clients = ClientProcessor(known, Mock(groups={}), path, filters, sightings, BrokerConfig())
+    scene = Clients(filters)
     channel = cast(Any, _Channel())
     beat = heartbeat("c", "T")
     [subscription] = beat.consumer_data_set[0].subscription_data_set
     subscription.expression_type, subscription.sub_string = SQL92, "a = 1"
     compiled(subscription.sub_string)  # so that the heartbeat need not
-    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
     for _ in range(2):
-        clients.heartbeat(request, channel)
+        scene.beat(beat, channel)
         data = filters.get("g", "T")
         assert data is not None and not data.dead
-    known.unregister(channel, None, "g")
-    clients.notify([GroupChanged("g", ())])
+    scene.known.unregister(channel, None, "g")
+    scene.processor.notify([GroupChanged("g", ())])
     gone = filters.get("g", "T")
     assert gone is not None and gone.dead
 
 
-def _subscribed(client: str, group: str, tag: str, version: int = 1) -> RemotingCommand:
+def _subscribed(client: str, group: str, tag: str, version: int = 1) -> HeartbeatData:
     beat = heartbeat(client, "T", group=group, version=version)
     beat.consumer_data_set[0].subscription_data_set[0].tags_set.append(tag)
-    return RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    return beat
 
 
 def test_r58_subscriptions_of_a_flood_of_groups_have_a_limit(monkeypatch):
     """Each heartbeat of up to 4 MiB may name a new group. Who was there before stays, and may come
     back with other tags. The answer says what was left out."""
     monkeypatch.setattr(consumer_manager, "SUBSCRIPTION_BYTES_MAX", 10_000)
-    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
-    clients = ClientProcessor(
-        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
-    )
-    flood, usual = cast(Any, _Channel()), cast(Any, _Channel())
-    clients.heartbeat(_subscribed("usual", "g", "a"), usual)
+    scene = Clients()
+    known, flood, usual = scene.known, cast(Any, _Channel()), cast(Any, _Channel())
+    scene.beat(_subscribed("usual", "g", "a"), usual)
     remarks = [
-        cast(Any, clients.heartbeat(_subscribed("flood", f"f{n}", "x" * 3000), flood)).remark
-        for n in range(100)
+        scene.beat(_subscribed("flood", f"f{n}", "x" * 3000), flood).remark for n in range(100)
     ]
     assert len(known.groups) == 4 and remarks[:3] == [""] * 3
     assert all("consumer group 'f" in remark and "memory" in remark for remark in remarks[3:])
-    again = cast(Any, clients.heartbeat(_subscribed("usual", "g", "b", version=2), usual))
-    assert not again.remark
+    assert not scene.beat(_subscribed("usual", "g", "b", version=2), usual).remark
     subscription = known.subscription("g", "T")
     assert subscription is not None and "b" in subscription.tags_set
-    clients.disconnected(flood)
-    assert not cast(Any, clients.heartbeat(_subscribed("usual", "h", "x" * 3000), usual)).remark
+    scene.processor.disconnected(flood)
+    assert not scene.beat(_subscribed("usual", "h", "x" * 3000), usual).remark
     assert set(known.groups) == {"g", "h"}
 
 
@@ -186,22 +184,15 @@ def test_r58_filters_of_groups_that_left_have_a_limit(tmp_path, monkeypatch):
 
 
 def test_r58_a_heartbeat_leaves_no_long_texts_behind():
-    known, path = ConsumerManager(), Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
-    clients = ClientProcessor(
-        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
-    )
-    beat = heartbeat("c", "T")
+    scene, beat = Clients(), heartbeat("c", "T")
     [odd] = heartbeat("c", group="g2").consumer_data_set
     odd.consume_type = "x" * 1024
     beat.consumer_data_set.append(odd)
     beat.producer_data_set.append(ProducerData(group_name="p" * 1025))
-    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
-    reply = cast(Any, clients.heartbeat(request, cast(Any, _Channel())))
-    assert reply.remark.count("allowed are 1024") == 2
-    assert (set(known.groups), set(known.producers)) == ({"g"}, {"p"})
+    assert scene.beat(beat, _Channel()).remark.count("allowed are 1024") == 2
+    assert (set(scene.known.groups), set(scene.known.producers)) == ({"g"}, {"p"})
     beat.client_id = "c" * 1025
-    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
     with pytest.raises(BrokerRefusal, match="clientID: 1025 characters, allowed are 1024"):
-        clients.heartbeat(request, cast(Any, _Channel()))
+        scene.beat(beat, _Channel())
     large = SubscriptionData(topic="t" * 5000, expression_type="e" * 5000)
     assert consumer_manager._bytes_of([large]) > 10_000

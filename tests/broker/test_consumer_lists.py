@@ -81,18 +81,20 @@ class Members:
             return []
         return GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list
 
-
-@contextlib.asynccontextmanager
-async def members(folder: Path) -> AsyncIterator[Members]:
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
-        group = Members(folder, stack)
-        await group.start("a", "b", "c")
-        yield group
+    async def leave(self, client: str, name: str) -> None:
+        goodbye = RemotingCommand.request(
+            RequestCode.UNREGISTER_CLIENT, {"clientID": client, "consumerGroup": "g"}
+        )
+        await self.clients[client].call(self.rigs[name].service.address, goodbye)
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Members]:
-    return members(tmp_path)
+@contextlib.asynccontextmanager
+async def group(tmp_path: Path) -> AsyncIterator[Members]:
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+        group = Members(tmp_path, stack)
+        await group.start("a", "b", "c")
+        yield group
 
 
 async def test_a_member_lists_who_has_not_been_heard_since_its_start(group):
@@ -108,11 +110,8 @@ async def test_a_member_lists_who_has_not_been_heard_since_its_start(group):
     here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
     await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
     assert await group.listed("a") == ["c2", "c3"]
-    goodbye = RemotingCommand.request(
-        RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
-    )
     # A client says good-bye to one member after the other: the first to hear it is believed.
-    await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
+    await group.leave("c3", "b")
     assert await group.listed("a") == ["c2"]
 
 
@@ -121,10 +120,7 @@ async def test_a_rolling_restart_between_two_heartbeats_forgets_no_consumer(grou
     await group.beat("gone", "a", "b", "c")
     await group.restart("a")
     await group.restart("b")
-    goodbye = RemotingCommand.request(
-        RequestCode.UNREGISTER_CLIENT, {"clientID": "gone", "consumerGroup": "g"}
-    )
-    await group.clients["gone"].call(group.rigs["c"].service.address, goodbye)
+    await group.leave("gone", "c")
     rig = group.rigs["c"]
     await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
     # The notice of c makes the others ask, so the master learns of it.

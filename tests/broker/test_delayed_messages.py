@@ -9,6 +9,7 @@ from lone_broker import (
     end_of,
     lone_broker,
     messages,
+    refuse,
     send_header,
     spoil,
     until,
@@ -27,9 +28,7 @@ from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.appender import PutResult
 from batonmq.store.config import DelayLevels, StoreConfig
-from batonmq.store.errors import PutRefused
 
 
 async def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(rig, clock):
@@ -246,16 +245,7 @@ async def test_an_inner_batch_is_refused_and_not_stored(rig):
 async def test_r30_what_was_delivered_before_one_was_refused_comes_once(rig, clock, monkeypatch):
     for number in range(3):
         await rig.send("T", b"%d" % number, DELAY="1")
-    appender, refused = rig.service.store.appender, []
-    put_message = appender.put_message
-
-    def put(message: NewMessage, *, stored: bool = False) -> PutResult:
-        if message.topic == "T" and message.body == b"1" and not refused:
-            refused.append(message)
-            raise PutRefused("the disk is full")
-        return put_message(message, stored=stored)
-
-    monkeypatch.setattr(appender, "put_message", put)
+    refuse(rig, monkeypatch, "T", once=b"1")
     clock.ahead_ms = 1_100
     await until(lambda: end_of(rig, "T") >= 3)
     assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, lone_broker, sections_of, send_header, until
+from lone_broker import Rig, lone_broker, pull_header, sections_of, send_header, until
 
 from batonmq.broker.broker_endpoint import STARTING
 from batonmq.broker.relay import NOT_STORED, WAIT_MS
@@ -100,12 +100,7 @@ async def test_sends_and_pulls_go_to_the_master_before_the_store_is_open(start):
     start.named.set()
     assert (await early).code == 0
     assert (await start.ask()).code == 0
-    pull = {
-        "consumerGroup": "g", **OFFSET_OF, "queueOffset": "0", "maxMsgNums": "32",
-        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
-        "subscription": "*", "expressionType": "TAG"
-    }  # fmt: skip
-    pulled = await start.ask(RequestCode.PULL_MESSAGE, pull)
+    pulled = await start.ask(RequestCode.PULL_MESSAGE, pull_header())
     assert len(decode_records(pulled.body)) == 2
     commit = {"consumerGroup": "g", **OFFSET_OF, "commitOffset": "2"}
     assert (await start.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0

@@ -73,9 +73,8 @@ async def reset(rig: Rig, **fields: object) -> RemotingCommand:
     return await rig.ask(222, {name: str(value) for name, value in header.items()})
 
 
-async def committed(rig: Rig, queue: int = 0) -> str:
-    header = {"consumerGroup": "g", "topic": "T", "queueId": str(queue)}
-    return (await rig.ask(14, header)).ext["offset"]
+async def committed(rig: Rig) -> str:
+    return (await rig.committed()).ext["offset"]
 
 
 async def test_when_a_group_consumed_and_how_long_the_next_message_waits(rig):
@@ -228,12 +227,11 @@ async def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_i
     moved = await former
     assert (moved.code, moved.ext["nextBeginOffset"]) == (21, "0")
     assert moved.remark == "OFFSET_RESET"
-    late = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "4"}
-    assert (await rig.ask(15, late)).code == 0
+    assert (await rig.commit(4)).code == 0
     again = await rig.pull(offset=4, commit=4)
     assert (again.code, again.ext["nextBeginOffset"], await committed(rig)) == (21, "0", "0")
     assert (await rig.pull(offset=0)).code == 0
-    assert (await rig.ask(15, late)).code == 0
+    assert (await rig.commit(4)).code == 0
     assert await committed(rig) == "4", "the reset is over"
 
 

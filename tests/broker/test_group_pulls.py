@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from lone_broker import HeldConfirms, lone_broker, spoil, until
+from lone_broker import lone_broker, pull_header, spoil, until
 
 from batonmq.broker.consume import pull_request
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
@@ -29,23 +28,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 CONFIG = GOLDEN / "store" / "b0" / "config"
 
 
-def pull_header(kind: str = "TAG", expression: str = "*", **fields: object) -> dict[str, str]:
-    """The header of a pull of group g that carries its subscription; `fields` change it."""
-    header: dict[str, object] = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": 0,
-        "queueOffset": 0,
-        "maxMsgNums": 32,
-        "sysFlag": 4,
-        "commitOffset": 0,
-        "suspendTimeoutMillis": 0,
-        "subVersion": 0,
-        "subscription": expression,
-        "expressionType": kind,
-        **fields,
-    }
-    return {name: str(value) for name, value in header.items()}
+def sql_pull(expression: str, offset: int = 0, suspend_ms: int = 0) -> dict[str, str]:
+    filter_ = {"expressionType": "SQL92", "subscription": expression}
+    return pull_header(offset, suspend_ms=suspend_ms) | filter_
 
 
 def bodies(reply: RemotingCommand) -> list[bytes]:
@@ -92,26 +77,21 @@ async def test_an_sql92_filter_of_a_pull(rig):
     """Only what passes comes; a held pull is woken by the first message that passes, not before."""
     for number in range(6):
         await rig.send(body=b"%d" % number, a=str(number))
-    reply = await rig.ask(11, pull_header("SQL92", "a BETWEEN 2 AND 3 OR a = '5'"))
+    reply = await rig.ask(11, sql_pull("a BETWEEN 2 AND 3 OR a = '5'"))
     assert (reply.code, bodies(reply)) == (0, [b"2", b"3", b"5"])
-    held = asyncio.ensure_future(
-        rig.ask(
-            11,
-            pull_header("SQL92", "a > 90", queueOffset=6, sysFlag=6, suspendTimeoutMillis=20_000),
-        )
-    )
+    held = asyncio.ensure_future(rig.ask(11, sql_pull("a > 90", 6, suspend_ms=20_000)))
     await until(lambda: rig.service.pull.held == 1)
     await rig.send(body=b"7", a="7")
     assert not held.done() and rig.service.pull.held == 1
     await rig.send(body=b"91", a="91")
     assert bodies(await held) == [b"91"]
-    bad = await rig.ask(11, pull_header("SQL92", "a LIKE 'x'"))
+    bad = await rig.ask(11, sql_pull("a LIKE 'x'"))
     assert bad.code == 23 and "LIKE" in (bad.remark or "")
 
 
 async def test_the_filter_comes_from_heartbeats(rig):
     """24 before the first heartbeat, 25 for an older version, 27 for one that does not compile."""
-    silent = pull_header("SQL92", sysFlag=0, subVersion=5)
+    silent = pull_header(expressionType="SQL92", sysFlag=0, subVersion=5)
     await rig.send(body=b"no", colour="red")
     await rig.send(body=b"yes", colour="blue")
     assert (await rig.ask(11, silent)).code == 24
@@ -158,7 +138,7 @@ async def test_46_tells_at_the_start_what_a_pull_would_refuse(tmp_path):
         await rig.send()
         for reply in (
             await rig.ask(46, body=check_body("SQL92", "a > 1")),
-            await rig.ask(11, pull_header("SQL92", "a > 1")),
+            await rig.ask(11, sql_pull("a > 1")),
         ):
             assert reply.code == 1 and "SQL92" in (reply.remark or "")
 
@@ -242,7 +222,7 @@ async def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path):
         first = await rig.pull(count=1)
         assert (first.code, first.ext["suggestWhichBrokerId"]) == (0, "1")
         rig.service.path.gate.follow(1, "127.0.0.1:1")
-        asked = pull_header(queueOffset=1) | {READ_REPLICA_FIELD: "true"}
+        asked = pull_header(1) | {READ_REPLICA_FIELD: "true"}
         found = await rig.ask(11, asked)
         assert (found.code, bodies(found)) == (0, [b"two"])
         for offset in (2, 9):
@@ -278,19 +258,3 @@ async def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path):
             assert refused.code == ResponseCode.SYSTEM_ERROR
             assert str(log) in (refused.remark or "")
         assert len(reported) == 1
-
-
-@pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])
-async def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(rig, queue):
-    """A new master has five messages of a queue in its log, and shows two or none of them."""
-    for _ in range(2):
-        await rig.send()
-    await rig.pull()
-    held, queries = HeldConfirms(rig.service.path), rig.service.store.queries
-    sends = [asyncio.ensure_future(rig.send(queue=queue)) for _ in range(5 if queue else 3)]
-    await until(lambda: queries.next_offset_in_queue("T", queue) == 5)
-    found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
-    held.release()
-    await asyncio.gather(*sends)
-    not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
-    assert found == [not_yet, not_yet, moved]

@@ -8,15 +8,7 @@ from lone_broker import Rig, expire_all_but_last, lone_broker, run_with_broker
 
 from batonmq.broker.housekeeping import PROTECT_MS, REPORT_MS
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
-from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.layout import UNIT_SIZE
-
-
-async def commit(rig: Rig, group: str, offset: int) -> None:
-    await rig.ask(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)},
-    )
 
 
 async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path):
@@ -28,7 +20,7 @@ async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path):
             if group != "away":
                 await rig.ask(34, body=heartbeat(f"{group}@1", "T", group=group).encode())
             await rig.pull(group=group, commit=offset)
-            await commit(rig, group, offset)
+            await rig.commit(offset, group=group)
         await rig.service.housekeeping.protect_broker()
         groups = rig.service.tables.groups.table
         allowed = {name: groups[name].consume_enable for name in ("slow", "quick", "done", "away")}
@@ -46,7 +38,7 @@ async def test_r45_without_disk_space_no_group_is_cut_off(tmp_path):
         await rig.send("T", bytes(1000))
         await rig.send("T", bytes(1000))
         await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())
-        await commit(rig, "slow", 0)
+        await rig.commit(0, group="slow")
         groups = rig.service.tables.groups.table
         rig.service.store.appender.pause("no disk space")
         await rig.service.housekeeping.protect_broker()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from unittest.mock import Mock
 
-from lone_broker import lone_broker, until
+from lone_broker import lone_broker, unconfirmed, until
 
 from batonmq.protocol.bodies import (
     LockBatchRequestBody,
@@ -56,19 +56,16 @@ async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(rig):
     """The log's record makes every replica know the owner; a renewal writes nothing, but it, too,
     is answered by a master only."""
     await rig.send()
-    path = rig.service.path
-    confirmed, path.confirmed = path.confirmed, lambda offset: None
-    waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
-    await until(lambda: rig.service.tables.locks.data_version.counter > 0)
-    second = await rig.ask(41, body=lock_body("b"))
-    assert owned(second) == [] and not waits.done()
-    path.confirmed = confirmed
-    path.end_turn()
+    with unconfirmed(rig):
+        waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+        await until(lambda: rig.service.tables.locks.data_version.counter > 0)
+        second = await rig.ask(41, body=lock_body("b"))
+        assert owned(second) == [] and not waits.done()
     assert owned(await waits) == [QUEUE]
     end = rig.service.store.max_phy_offset
     assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
     assert rig.service.store.max_phy_offset == end
-    path.gate.follow(2, "127.0.0.1:1")
+    rig.service.path.gate.follow(2, "127.0.0.1:1")
     for code in (41, 42):
         refused = await rig.ask(code, body=lock_body("a"))
         assert refused.code == 2 and "slave" in (refused.remark or "")

@@ -4,7 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Clock, Rig, end_of, lone_broker, messages, run_with_broker, until
+from lone_broker import (
+    Clock,
+    Rig,
+    end_of,
+    lone_broker,
+    messages,
+    position,
+    run_with_broker,
+    until,
+)
 from test_pop import pop
 
 from batonmq.broker.config import BrokerConfig, ReplicasConfig
@@ -57,12 +66,11 @@ async def test_r46_no_request_lets_a_bad_group_in(rig, group):
     before = rig.service.store.max_phy_offset
     subscription = {"topic": "T", "subString": "*"}
     consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
-    position = {"topic": "T", "queueId": "0", "commitOffset": "1", "consumerGroup": group}
     replies = [
         await rig.ask(
             34, body=json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
         ),
-        await rig.ask(15, position),
+        await rig.commit(1, group=group),
         await rig.ask(36, {"offset": "0", "group": group, "delayLevel": "-1"}),
         await rig.ask(200, body=json.dumps({"groupName": group}).encode()),
         await rig.ask(207, {"groupName": group}),
@@ -132,8 +140,7 @@ async def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_i
     for group, topic in (("pay", "core_orders"), ("pay_core", "orders")):
         await rig.send(topic, b"x")
         await pop(rig, topic=topic, consumerGroup=group)
-        position = {"topic": topic, "queueId": "0", "commitOffset": "1"}
-        assert (await rig.ask(15, {"consumerGroup": group, **position})).code == 0
+        assert (await rig.commit(1, group=group, topic=topic)).code == 0
     rig.service.topics.of_group(shared, 1)
     assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
     assert shared in rig.service.topics.topics
@@ -187,12 +194,12 @@ def test_a_pause_of_no_time_and_a_topic_without_queues_are_refused(kind, field, 
 
 
 @pytest.mark.parametrize("field", ["commitOffset", "queueId"])
-@pytest.mark.parametrize("number", [str(10**30), "9" * 5000, str(-(10**20))])
+@pytest.mark.parametrize("number", [str(10**30), "9" * 5000, str(-(10**20)), "1_0"])
 async def test_r46_numbers_have_64_bits(rig, field, number):
     await rig.send("T")
-    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
-    reply = await rig.ask(15, fields | {field: number})
-    assert reply.code == ResponseCode.INVALID_PARAMETER and len(reply.remark) < 300
+    reply = await rig.ask(15, position() | {"commitOffset": "1", field: number})
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert "64 bits" in reply.remark and len(reply.remark) < 300
 
 
 async def test_r58_topics_and_groups_have_a_limit(tmp_path):

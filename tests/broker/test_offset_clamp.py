@@ -24,11 +24,6 @@ from batonmq.store.suspicion import RunMark
 AFTER_UNCLEAN = RoleView("C", "broker-a", 2, master_epoch=5, unclean_epoch=5)
 
 
-def commit(offset: int, group: str = "g") -> dict[str, str]:
-    queue = {"consumerGroup": group, "topic": "T", "queueId": "0"}
-    return queue | {"commitOffset": str(offset)}
-
-
 async def five_messages(rig: Rig) -> None:
     """Queue 0 of T ends at 5. g had consumed 1,000 of it, h 3, and k 10 of a topic unknown here."""
     for _ in range(5):
@@ -192,12 +187,12 @@ async def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_fro
     for group, at in (("g", "5"), ("h", "0")):
         moved = await rig.pull(offset=1_000, group=group)
         assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, at)
-    refused = await rig.ask(15, commit(1_000))
+    refused = await rig.commit(1_000)
     assert refused.code == Code.INVALID_PARAMETER
     assert "offset 1000 of T queue 0 is above its end, 7" in (refused.remark or "")
     await rig.pull(offset=5, commit=1_000)
     assert offsets.query("g", "T", 0) == 5
-    assert (await rig.ask(15, commit(7))).code == 0
+    assert (await rig.commit(7)).code == 0
     assert offsets.query("g", "T", 0) == 7
 
 
@@ -207,7 +202,7 @@ async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_
     offsets, gate = rig.service.tables.offsets, rig.service.path.gate
     await make_group(rig, "h")
     gate.update(lease=False, required_set_whole=False)
-    refused = await rig.ask(15, commit(4, "h"))
+    refused = await rig.commit(4, group="h")
     assert refused.code == Code.SERVICE_NOT_AVAILABLE
     assert "holds no lease" in (refused.remark or "")
     found = await rig.pull(offset=0, commit=4, group="h")
@@ -215,6 +210,6 @@ async def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_
     assert offsets.query("h", "T", 0) == 3
     # Without a lease, but with its whole set, it takes writes (R36).
     gate.update(lease=False, required_set_whole=True)
-    assert (await rig.ask(15, commit(4, "h"))).code == 0
+    assert (await rig.commit(4, group="h")).code == 0
     await rig.pull(offset=0, commit=5, group="h")
     assert offsets.query("h", "T", 0) == 5

@@ -83,11 +83,3 @@ def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change():
     assert acks.fail_all(14, "role changed") == 1
     acks.confirm(10_000, 0)
     assert outcomes == [(14, "role changed")]
-
-
-def test_how_long_the_oldest_write_has_waited():
-    acks = PendingAcks(3000)
-    assert acks.waited_ms(700) == 0
-    for at_ms in (100, 400):
-        acks.add(100, at_ms, Sink(), reply(1))
-    assert acks.waited_ms(700) == 600

@@ -13,8 +13,11 @@ from lone_broker import (
     HeldConfirms,
     Rig,
     crashed,
+    end_of,
     expire_all_but_last,
     lone_broker,
+    refuse,
+    unconfirmed,
     until,
 )
 
@@ -25,11 +28,9 @@ from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import PopHandle, parse_offset_info
-from batonmq.protocol.records.codec import NewMessage, decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.appender import PutResult
-from batonmq.store.errors import PutRefused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-pop"
 RETRY = "%RETRY%g_T"
@@ -113,10 +114,6 @@ def named(handle: PopHandle, **changed: object) -> dict[str, str]:
 
 async def ack(rig: Rig, handle: PopHandle, **changed: object) -> RemotingCommand:
     return await rig.ask(200051, named(handle, **changed))
-
-
-def end_of(rig: Rig, topic: str) -> int:
-    return rig.service.store.queries.max_offset_in_queue(topic, 0)
 
 
 def progress_of(rig: Rig) -> int:
@@ -320,25 +317,21 @@ async def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(rig, c
 
 async def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(rig, clock):
     await rig.send("T", b"x")
-    path, offsets = rig.service.path, rig.service.tables.offsets
-    confirmed, path.confirmed = path.confirmed, lambda offset: None
-    waits = asyncio.ensure_future(pop(rig))
-    await until(lambda: len(rig.service.features.pop.table) == 1)
-    assert (await pop(rig)).code == 210, "another does not get it"
-    assert not waits.done() and offsets.query("g", "T", 0) == -1
-    path.confirmed = confirmed
-    path.end_turn()
+    offsets = rig.service.tables.offsets
+    with unconfirmed(rig):
+        waits = asyncio.ensure_future(pop(rig))
+        await until(lambda: len(rig.service.features.pop.table) == 1)
+        assert (await pop(rig)).code == 210, "another does not get it"
+        assert not waits.done() and offsets.query("g", "T", 0) == -1
     ((_, handle),) = messages(await waits)
     assert offsets.query("g", "T", 0) == 1
-    path.confirmed = lambda offset: None
-    done = asyncio.ensure_future(ack(rig, handle))
-    await until(lambda: len(rig.service.features.pop.table) == 0)
-    again = asyncio.ensure_future(ack(rig, handle))
-    # It was handled once a later request on its connection is answered.
-    assert [(await pop(rig)).code for _ in range(2)] == [210, 210]
-    assert not done.done() and not again.done(), "nor what another try finds done"
-    path.confirmed = confirmed
-    path.end_turn()
+    with unconfirmed(rig):
+        done = asyncio.ensure_future(ack(rig, handle))
+        await until(lambda: len(rig.service.features.pop.table) == 0)
+        again = asyncio.ensure_future(ack(rig, handle))
+        # It was handled once a later request on its connection is answered.
+        assert [(await pop(rig)).code for _ in range(2)] == [210, 210]
+        assert not done.done() and not again.done(), "nor what another try finds done"
     assert (await done).code == (await again).code == 0
 
 
@@ -640,16 +633,7 @@ async def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_come
     for number in range(3):
         await rig.send("T", b"%d" % number)
     assert len(messages(await pop(rig, queueId=0))) == 3
-    appender, refused = rig.service.store.appender, []
-    put_message = appender.put_message
-
-    def put(message: NewMessage, *, stored: bool = False) -> PutResult:
-        if message.topic == RETRY and message.body == b"1" and not refused:
-            refused.append(message)
-            raise PutRefused("the disk is full")
-        return put_message(message, stored=stored)
-
-    monkeypatch.setattr(appender, "put_message", put)
+    refused = refuse(rig, monkeypatch, RETRY, once=b"1")
     clock.now_ms += 60_200
     await until(lambda: refused)
     clock.now_ms += 2_000

@@ -14,6 +14,7 @@ from lone_broker import (
     expire_all_but_last,
     lone_broker,
     make_group,
+    position,
     send_header,
     until,
 )
@@ -21,7 +22,6 @@ from test_pop import clock as clock
 
 from batonmq.broker.pop import pop_processor
 from batonmq.broker.pop.pop_processor import PopProcessor
-from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
 from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import CorruptLogError
@@ -31,8 +31,6 @@ from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.queries import StoreQueries
 from batonmq.store.reader import GetMessageResult
-
-KEY = ("g", "T", 0)
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -168,34 +166,6 @@ async def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(rig, c
     assert pops.bodies(await pops.pop(rig)) == [b"1", b"2"]
 
 
-def in_order(*offsets: int, at: int, attempt: str = "") -> Popped:
-    return Popped(
-        key=KEY, pop_time=at, due=at + 60_000, offsets=list(offsets), last_phy=1, order=True,
-        attempt=attempt,
-    )  # fmt: skip
-
-
-def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop():
-    table = PopTable()
-    counts = []
-    for at, attempt in enumerate(("a", "a", "b", "b", "", "")):
-        table.apply(PopRecord(popped=[in_order(0, 1, at=at, attempt=attempt)]), at)
-        order = table.order_of(KEY)
-        assert order is not None
-        counts.append(order.counts.get(0, 0))
-    assert counts == [0, 0, 1, 1, 2, 3]
-
-
-def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first():
-    table = PopTable()
-    table.apply(PopRecord(popped=[in_order(0, 1, 2, at=0)]), 0)
-    later = PutOff(key=KEY, pop_time=0, offset=1, visible=10_000)
-    table.apply(PopRecord(put_off=[later]), 1)
-    for at, offset in ((2, 0), (3, 2)):
-        table.apply(PopRecord(acked=[Acked(key=KEY, pop_time=0, offsets=[offset])]), at)
-    assert table.wake_ms <= 10_128 and not table.is_blocked(KEY, "", 10_000)
-
-
 async def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(rig, clock):
     for number in range(3):
         await rig.send("T", b"%d" % number)
@@ -312,16 +282,14 @@ async def test_a_new_group_begins_at_0_only_while_that_is_in_memory(tmp_path, ra
     async with lone_broker(tmp_path, access_message_in_memory_max_ratio=ratio) as rig:
         for _ in range(20):
             await rig.send("T", b"x" * 1000)
-        reply = await rig.ask(14, {"consumerGroup": "new", "topic": "T", "queueId": "0"})
-        assert reply.code == (0 if ratio else 22)
+        assert (await rig.committed("new")).code == (0 if ratio else 22)
 
 
 async def test_statistics_show_what_a_group_pulled_and_has_not_committed(rig):
     for number in range(9):
         await rig.send("T", b"%d" % number)
     await rig.pull("T", offset=0, count=6)
-    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
-    assert (await rig.ask(15, commit)).code == 0
+    assert (await rig.commit(2)).code == 0
     stats = await rig.ask(208, {"consumerGroup": "g", "topic": "T"})
     assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
 
@@ -363,9 +331,7 @@ async def test_stock_clients_can_read_each_refusal_of_a_pop(tmp_path, clock, mon
         late = {"pollTime": 100, "bornTime": clock.now_ms - 1000}
         refused = {
             210: await pops.pop(rig),
-            19: await rig.ask(
-                200052, {"consumerGroup": "g", "topic": "T", "queueId": "0", "maxMsgNums": "1"}
-            ),
+            19: await rig.ask(200052, position() | {"maxMsgNums": "1"}),
             208: await rig.ask(200053, pops.named(handle, offset=5, invisibleTime=1000)),
         }
         for code, reply in refused.items():
@@ -380,8 +346,7 @@ async def test_stock_clients_can_read_each_refusal_of_a_pop(tmp_path, clock, mon
 
 async def test_a_late_notification_says_whether_there_are_messages(rig, clock):
     """As in Java; only a POP that comes late is refused."""
-    asked = {"consumerGroup": "g", "topic": "T", "queueId": "0", "pollTime": "100"}
-    asked["bornTime"] = str(clock.now_ms - 1000)
+    asked = position() | {"pollTime": "100", "bornTime": str(clock.now_ms - 1000)}
     for has_message in ("true", "false"):
         if has_message == "true":
             await rig.send("T")
@@ -424,7 +389,7 @@ async def test_what_is_left_counts_all_queues_of_the_topic(rig, clock):
     for queue in (0, 0, 1, 2):
         await rig.send("T", queue=queue)
     assert (await pops.pop(rig, maxMsgNums=1)).ext["restNum"] == "3"
-    assert (await rig.ask(200055, {"consumerGroup": "g", "topic": "No", "queueId": "0"})).code == 17
+    assert (await rig.ask(200055, position(topic="No"))).code == 17
 
 
 async def test_a_queue_that_cannot_be_read_keeps_no_message_of_the_others(rig, clock, monkeypatch):

@@ -85,6 +85,17 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible():
     assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
 
 
+def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop():
+    table = PopTable()
+    counts = []
+    for at, attempt in enumerate(("a", "a", "b", "b", "", "")):
+        table.apply(PopRecord(popped=[popped(0, 1, at=at, order=True, attempt=attempt)]), at)
+        order = table.order_of(KEY)
+        assert order is not None
+        counts.append(order.counts.get(0, 0))
+    assert counts == [0, 0, 1, 1, 2, 3]
+
+
 def test_an_orderly_queue_wakes_when_what_is_left_is_visible():
     table = PopTable()
     late = PutOff(key=KEY, pop_time=1000, offset=6, visible=90_000)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker, make_group, send_header, until
+from lone_broker import Rig, lone_broker, make_group, position, pull_header, send_header, until
 
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.relay import MASTER_GONE, NO_MASTER, WAIT_MS
@@ -66,8 +66,17 @@ class Group:
         return self.member.client.invoke(self.member.service.address, request, 5000)
 
     async def stored(self) -> list[bytes]:
-        pulled = await self.master.pull()
-        return [record.body for record in decode_records(pulled.body)]
+        return bodies(await self.master.pull())
+
+
+def commit_request() -> RemotingCommand:
+    request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
+    request.language = LanguageCode.JAVA
+    return request
+
+
+def bodies(pulled: RemotingCommand) -> list[bytes]:
+    return [record.body for record in decode_records(pulled.body)]
 
 
 @pytest.fixture
@@ -129,8 +138,7 @@ async def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_writt
     client.reply = lambda _, response: answered.append(response)
     for channel in group.master.service.endpoint.server.connections:
         channel.drop()
-    request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
-    request.language = LanguageCode.JAVA
+    request = commit_request()
     group.master.service.path.gate.fence()
     assert group.relay.take(client, request)
     await until(lambda: connection.closed)
@@ -143,8 +151,7 @@ async def test_nor_is_a_retry_behind_another_one_written_with_that(group):
     await group.ask()
     (client,) = group.member.service.endpoint.server.connections
     client.reply = lambda *_: None
-    request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
-    request.language = LanguageCode.JAVA
+    request = commit_request()
     assert group.relay.take(client, request)
     await asyncio.sleep(0)
     (connection,) = group.relay._client.connections
@@ -161,8 +168,8 @@ async def test_a_request_that_cannot_be_passed_on_stops_no_other_one(group, monk
     await group.ask()
     (connection,) = group.relay._client.connections
     monkeypatch.setattr(connection, "oneway", Mock(side_effect=ValueError("a test")))
-    request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
-    request.language, request.flag = LanguageCode.JAVA, 2
+    request = commit_request()
+    request.flag = 2
     (client,) = group.member.service.endpoint.server.connections
     assert group.relay.take(client, request)
     assert (await group.ask()).code == 0
@@ -221,8 +228,7 @@ async def test_a_refusal_that_names_a_newer_master_sends_it_there_once(group, tm
         await until(lambda: group.relay.passed_on >= 1 and len(group.relay._waiting) == 1)
         group.member.service.path.gate.follow(EPOCH + 1, third.service.address)
         assert (await send).code == 0
-        pulled = await third.pull()
-        assert [record.body for record in decode_records(pulled.body)] == [b"once"]
+        assert bodies(await third.pull()) == [b"once"]
 
 
 async def test_a_master_of_a_lower_epoch_takes_nothing(group):
@@ -289,8 +295,8 @@ async def test_offsets_go_to_the_master_and_come_from_it(group):
     group.follow()
     await group.ask()
     await make_group(group.master)
-    ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
-    commit = await group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "commitOffset": "1"})
+    ext = position()
+    commit = await group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext | {"commitOffset": "1"})
     assert commit.code == 0
     assert group.master.service.tables.offsets.query("g", "T", 0) == 1
     assert group.member.service.tables.offsets.query("g", "T", 0) == -1
@@ -312,22 +318,6 @@ async def test_a_new_master_knows_the_consumers_of_its_group(group):
     assert ids == ["c1"]
 
 
-def pull_at(offset: int, suspend_ms: int = 0) -> dict[str, str]:
-    return {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": str(offset),
-        "maxMsgNums": "32",
-        "sysFlag": str(4 | (2 if suspend_ms else 0)),
-        "commitOffset": "0",
-        "suspendTimeoutMillis": str(suspend_ms),
-        "subVersion": "0",
-        "subscription": "*",
-        "expressionType": "TAG",
-    }
-
-
 async def fill(rig: Rig, *bodies: bytes) -> None:
     """Messages that a replica has: it was master when it got them."""
     lead(rig, 1)
@@ -340,12 +330,12 @@ async def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(group):
     await fill(group.member, b"one", b"two")
     await fill(group.master, b"one", b"two", b"three")
     group.follow()
-    own = await group.ask(RequestCode.PULL_MESSAGE, pull_at(0))
-    assert [record.body for record in decode_records(own.body)] == [b"one", b"two"]
+    own = await group.ask(RequestCode.PULL_MESSAGE, pull_header(0))
+    assert bodies(own) == [b"one", b"two"]
     assert group.relay.passed_on == 0
-    beyond = await group.ask(RequestCode.PULL_MESSAGE, pull_at(2))
-    assert [record.body for record in decode_records(beyond.body)] == [b"three"]
-    far = await group.ask(RequestCode.PULL_MESSAGE, pull_at(9))
+    beyond = await group.ask(RequestCode.PULL_MESSAGE, pull_header(2))
+    assert bodies(beyond) == [b"three"]
+    far = await group.ask(RequestCode.PULL_MESSAGE, pull_header(9))
     assert far.code == ResponseCode.PULL_OFFSET_MOVED
     assert group.relay.passed_on == 2
 
@@ -364,32 +354,33 @@ async def test_r28_a_slave_passes_on_what_only_the_master_can_judge(group, name,
         return own if pull is group.member.service.pull else real(pull, *args)
 
     monkeypatch.setattr(PullProcessor, name, judged)
-    answer = await group.ask(RequestCode.PULL_MESSAGE, pull_at(0))
-    assert [record.body for record in decode_records(answer.body)] == [b"ONE", b"TWO"]
+    answer = await group.ask(RequestCode.PULL_MESSAGE, pull_header(0))
+    assert bodies(answer) == [b"ONE", b"TWO"]
     assert group.relay.passed_on == 1
 
 
 async def test_r28_a_pull_at_the_end_waits_at_the_slave_through_a_change_of_role(group):
     await fill(group.member, b"one")
-    wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(1, 15_000)))
+    wait = asyncio.ensure_future(
+        group.ask(RequestCode.PULL_MESSAGE, pull_header(1, suspend_ms=15_000))
+    )
     await until(lambda: group.member.service.pull.held == 1)
     group.follow()
     group.member.service.role_left()
     assert group.member.service.pull.held == 1
     lead(group.member, EPOCH + 1)
     await group.member.send(body=b"two")
-    pulled = await wait
-    assert [record.body for record in decode_records(pulled.body)] == [b"two"]
+    assert bodies(await wait) == [b"two"]
     assert group.relay.passed_on == 0
 
 
 async def test_a_pull_waits_for_a_role(group):
     await fill(group.member, b"one")
     group.member.service.path.gate.fence()
-    wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(0)))
+    wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_header(0)))
     await until(lambda: len(group.relay) == 1)
     group.follow()
-    assert [record.body for record in decode_records((await wait).body)] == [b"one"]
+    assert bodies(await wait) == [b"one"]
     assert group.relay.passed_on == 0, "a slave has it, too"
 
 
@@ -414,9 +405,7 @@ async def test_what_a_stopping_master_never_took_goes_to_the_next_one(group, cou
     await until(lambda: len(group.relay._waiting) == count)
     lead(group.member, EPOCH + 1)
     assert {(await send).code for send in sends} == {0}
-    pulled = await group.member.pull()
-    bodies = [record.body for record in decode_records(pulled.body)]
-    assert sorted(bodies) == [b"%d" % n for n in range(count)]
+    assert sorted(bodies(await group.member.pull())) == [b"%d" % n for n in range(count)]
 
 
 async def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(group):
@@ -459,7 +448,7 @@ async def test_a_relayed_request_of_any_kind_waits_where_the_master_was_deposed(
     await fill(group.member, b"one")
     group.follow()
     group.master.service.path.gate.leave(EPOCH + 1, group.member.service.address)
-    ext = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    ext = position() | {"commitOffset": "1"}
     commit = asyncio.ensure_future(group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext))
     await until(lambda: group.relay.passed_on == 1 and len(group.relay._waiting) == 1)
     lead(group.member, EPOCH + 1)

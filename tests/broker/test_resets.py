@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import test_pop as pops
-from lone_broker import Rig, run_with_broker
-from test_answers_wait import unconfirmed
+from lone_broker import Rig, run_with_broker, unconfirmed
 from test_pop import clock as clock
 from test_table_safety import Tables, Wire, following
 
@@ -16,7 +15,6 @@ from batonmq.broker.tables.topics import MetadataChange
 from batonmq.protocol.codes import RequestCode
 
 TO_ONE = OffsetReset(group="g", topic="T", offsets={0: 1})
-COMMIT = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
 
 
 async def four_consumed(rig: Rig) -> None:
@@ -39,8 +37,7 @@ def fails_over(rig: Rig) -> None:
 async def is_reset(rig: Rig) -> bool:
     """Whether a consumer that did not learn of it can neither continue nor commit."""
     moved = await rig.pull(offset=4, commit=4)
-    late = await rig.ask(15, COMMIT | {"commitOffset": "4"})
-    asked = await rig.ask(14, COMMIT)
+    late, asked = await rig.commit(4), await rig.committed()
     return (moved.code, late.code, asked.ext["offset"]) == (21, 0, "1") and (
         moved.ext["nextBeginOffset"] == "1"
     )
@@ -48,8 +45,8 @@ async def is_reset(rig: Rig) -> bool:
 
 async def takes_it_up(rig: Rig) -> None:
     assert (await rig.pull(offset=1)).code == 0
-    assert (await rig.ask(15, COMMIT | {"commitOffset": "3"})).code == 0
-    assert (await rig.ask(14, COMMIT)).ext["offset"] == "3"
+    assert (await rig.commit(3)).code == 0
+    assert (await rig.committed()).ext["offset"] == "3"
 
 
 def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path):
@@ -68,7 +65,7 @@ def test_r56_a_reset_outlives_the_role_and_the_process(tmp_path):
 
     async def third(rig: Rig) -> None:
         assert (await rig.pull(offset=3)).code == 0
-        assert (await rig.ask(14, COMMIT)).ext["offset"] == "3"
+        assert (await rig.committed()).ext["offset"] == "3"
 
     for play in (first, second, third):
         run_with_broker(tmp_path, play)
@@ -80,7 +77,7 @@ async def test_r56_a_reset_is_answered_when_every_member_has_it(rig):
     with unconfirmed(rig):
         asked = asyncio.ensure_future(reset_to_one(rig))
         for _ in range(3):
-            assert (await rig.ask(14, COMMIT)).ext["offset"] == "4"
+            assert (await rig.committed()).ext["offset"] == "4"
         assert not asked.done()
     assert await asked == 0 and await is_reset(rig)
 

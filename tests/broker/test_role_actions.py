@@ -78,6 +78,10 @@ class Rig:
             end_offset, self.now_ms, lambda code, remark: self.heard.append((code, remark))
         )
 
+    async def take_role(self, change: str) -> None:
+        durable = (asyncio.sleep(0),) if change == "become_master" else ()
+        await getattr(self.actions, change)(OTHER, *durable)
+
 
 @pytest.fixture
 def rig() -> Rig:
@@ -85,17 +89,10 @@ def rig() -> Rig:
 
 
 @pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
-def test_r4_pending_writes_fail_before_truncation(rig, change):
+async def test_r4_pending_writes_fail_before_truncation(rig, change):
     """And what was put in this turn is written before: the log must not grow behind HA's back."""
     rig.wait_for(700)
-
-    async def play() -> None:
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        durable.set_result(None)
-        extra = (durable,) if change == "become_master" else ()
-        await getattr(rig.actions, change)(OTHER, *extra)
-
-    asyncio.run(play())
+    await rig.take_role(change)
     (ha_step,) = [step for step in rig.steps if isinstance(step, tuple)]
     assert [code for code, _ in ha_step[1]] == [14]
     assert ha_step[2] is not Role.MASTER, "no ack can leave meanwhile"
@@ -179,11 +176,8 @@ def test_a_write_that_waited_too_long_says_where_it_is_missing(rig):
 async def test_r33_a_role_that_is_taken_releases_the_held_sends(rig, change):
     """Else they wait for the limit of the hold, and their clients with them."""
     rig.path.hold.release = Mock()
-    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    durable.set_result(None)
-    extra = (durable,) if change == "become_master" else ()
     rig.path.hold.begin()
-    await getattr(rig.actions, change)(OTHER, *extra)
+    await rig.take_role(change)
     rig.path.hold.release.assert_called_once_with()
 
 
@@ -273,14 +267,8 @@ async def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed(rig)
     await shown
 
 
-def test_r30_locks_count_from_the_moment_of_the_election(rig):
-
-    async def play() -> None:
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        durable.set_result(None)
-        await rig.actions.become_master(OTHER, durable)
-
-    asyncio.run(play())
+async def test_r30_locks_count_from_the_moment_of_the_election(rig):
+    await rig.take_role("become_master")
     rig.tables.locks.renew_all.assert_called_once_with(10_000)
 
 
@@ -381,14 +369,7 @@ async def test_r38_a_master_that_is_elected_again_states_positions_and_lets_segm
         store = rig.service.store
         ha = Mock(required_set_whole=True)
         ha.change_to_master = AsyncMock(side_effect=lambda view: store.max_phy_offset)
-        actions = RoleActions(
-            rig.service.path,
-            ha,
-            rig.service.tables,
-            Mock(),
-            Mock(),
-            lambda kind, **fields: None,
-        )
+        actions = RoleActions(rig.service.path, ha, rig.service.tables, Mock(), Mock(), Mock())
         actions.role_will_change(OTHER, master=named_first)
         await actions.become_master(OTHER, asyncio.sleep(0))
         stated = store.positions.may_expire_below

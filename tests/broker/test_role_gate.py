@@ -69,10 +69,6 @@ def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now():
     assert code(gate) is None
     gate.update(lease=False, required_set_whole=False)
     assert code(gate) == 14
-    gate.update(lease=True, required_set_whole=False)
-    assert code(gate) is None
-    gate.update(lease=False, required_set_whole=False)
-    assert code(gate) == 14
 
 
 def test_r4_a_gate_that_is_left_is_of_the_next_epoch():

@@ -1,11 +1,10 @@
 """Retries and dead letters: 36 step by step, its fallback 310, the settings of groups that act."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, lone_broker, send_header, until
+from lone_broker import Rig, lone_broker, send_header
 
 from batonmq.protocol.bodies import (
     LockBatchRequestBody,
@@ -66,20 +65,6 @@ async def test_the_golden_send_back_is_stored_as_java_stores_it(rig):
         assert ours[name] == wanted["properties"][name], name
     assert ours["ORIGIN_MESSAGE_ID"] == first.msg_id
     assert set(wanted["properties"]) - set(ours) <= {"WAIT"}
-
-
-async def test_r30_the_answer_waits_until_the_retry_is_confirmed(rig):
-    await rig.send()
-    offset, path = await stored_offset(rig), rig.service.path
-    await rig.pull(group="g")
-    confirmed, path.confirmed = path.confirmed, lambda offset: None
-    end = rig.service.store.max_phy_offset
-    waits = asyncio.ensure_future(give_back(rig, offset, 1))
-    await until(lambda: rig.service.store.max_phy_offset > end)
-    assert not waits.done()
-    path.confirmed = confirmed
-    path.end_turn()
-    assert (await waits).code == 0
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,3 @@ async def test_r54_no_number_of_a_half_message_stops_transactions(rig, immunity)
 )
 def test_r54_numbers_of_clients_are_those_of_java(text, number):
     assert whole_number(text) == number
-
-
-@pytest.mark.parametrize("number", ["9" * 5000, str(10**30), "1_0"])
-async def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(rig, number):
-    await rig.send("T")
-    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": number}
-    reply = await rig.ask(15, commit)
-    assert reply.code == 29 and "64 bits" in (reply.remark or "")

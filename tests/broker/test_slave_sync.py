@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, lone_broker, tables_in, until
+from lone_broker import Rig, lone_broker, tables_in, unconfirmed, until
 
 from batonmq.broker.tables import slave_sync
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.slave_sync import (
     EXT_BODY_ID,
     EXT_BODY_SIZE,
@@ -28,6 +30,19 @@ from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
 MASTER = Followed("h:10911", 4)
+
+
+ANSWERS = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+
+
+def slave_of(
+    master: Any, own: BrokerTables, *, every_ms: int = 1_000, log: Any = None
+) -> SlaveSynchronize:
+    """It follows MASTER; `log` is the one that it has."""
+    log = log or Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(master, own, every_ms, lambda: None, log)
+    sync.follow(MASTER)
+    return sync
 
 
 def offsets_of_master(folder: Path, epoch: int) -> bytes:
@@ -83,8 +98,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(tmp_path, epoch, taken)
     body = offsets_of_master(tmp_path / "master", max(epoch, 0))
     ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
     master = MasterTables(tmp_path / "other", body, **ext)
-    sync = SlaveSynchronize(master, own, 1_000, lambda: None, Mock(max_phy_offset=0))
-    sync.followed = MASTER
+    sync = slave_of(master, own)
     for _ in range(2):
         asyncio.run(sync.synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == (70 if taken else -1)
@@ -100,9 +114,7 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path):
         sync.followed = Followed("other:10911", 5)
         return RemotingCommand.response_to(request, ext={EXT_MASTER_EPOCH: "4"}, body=body)
 
-    log_end = Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log_end)
-    sync.followed = MASTER
+    sync = slave_of(Mock(invoke=answer), own)
     asyncio.run(sync.synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == -1
 
@@ -114,9 +126,7 @@ async def test_r31_an_answer_that_makes_no_sense_is_reported_and_asked_for_again
     would keep old offsets for good, and nothing would show that."""
     monkeypatch.setattr(slave_sync, "RETRY_FIRST_MS", 1)
     master = MasterTables(tmp_path / "master", **{EXT_MASTER_EPOCH: "4", EXT_BODY_SIZE: "1000"})
-    log_end = Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(master, tables_in(tmp_path / "own"), 1, lambda: None, log_end)
-    sync.follow(MASTER)
+    sync = slave_of(master, tables_in(tmp_path / "own"), every_ms=1)
     sync.start()
     await until(lambda: "batonBodyId" in sync.failure)
     del master.ext[EXT_BODY_SIZE]
@@ -132,13 +142,9 @@ async def test_a_broken_rule_behind_the_tables_ends_the_broker(tmp_path, failure
     asyncio.get_running_loop().set_exception_handler(
         lambda loop, context: reported.append(context["exception"])
     )
-    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
-    own, log_end = tables_in(tmp_path / "own"), Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(master, own, 1, lambda: None, log_end)
-    on_tables = Mock(side_effect=failure)
-    sync.on_tables = on_tables
-    sync.follow(MASTER)
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ANSWERS)
+    sync = slave_of(master, tables_in(tmp_path / "own"), every_ms=1)
+    sync.on_tables = on_tables = Mock(side_effect=failure)
     sync.start()
     await until(lambda: on_tables.called and sync._failures == 0)
     assert reported == [failure] * isinstance(failure, AssertionError)
@@ -149,8 +155,7 @@ async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(t
     """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
     nothing is here, whatever its versions are."""
     own = tables_in(tmp_path / "own")
-    ext = {EXT_MASTER_EPOCH: "5", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", **ext)
+    master = MasterTables(tmp_path / "master", **ANSWERS | {EXT_MASTER_EPOCH: "5"})
     held: list[int] = []
     changes = ["NewTopic"]
     """What the log shows while the tables are fetched for the first time."""
@@ -160,10 +165,8 @@ async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(t
             own.topics.create_by_message(changes.pop(), 4)
         return await master.invoke(address, request, ms)
 
-    log_end = Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, log_end)
+    sync = slave_of(Mock(invoke=invoke), own)
     sync.on_tables = held.append
-    sync.follow(MASTER)
     assert not await sync.synchronize(MASTER) and held == []
     assert await sync.synchronize(MASTER) and held == [5]
     assert await sync.synchronize(MASTER) and master.fetches == 2
@@ -213,8 +216,7 @@ async def test_r30_progress_waits_for_the_log_that_it_rests_on(tmp_path, progres
     """Groups have popped, and delays are delivered, by records up to 100. The log here ends at 99,
     then it holds them."""
     own = tables_in(tmp_path / "own")
-    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ANSWERS)
     master.tables.delays.set_all({1: 7})
     log = Mock(max_phy_offset=99)
     held: list[int] = []
@@ -226,9 +228,8 @@ async def test_r30_progress_waits_for_the_log_that_it_rests_on(tmp_path, progres
         master.ext[EXT_CARRIED_OUT] = "100" if request.code == rests_on else "99"
         return await master.invoke(address, request, ms)
 
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
+    sync = slave_of(Mock(invoke=answer), own, log=log)
     sync.on_tables = held.append
-    sync.followed = MASTER
     monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
     for _ in range(2):  # the other tables are here after the first time
         assert not await sync.synchronize(MASTER)
@@ -262,8 +263,7 @@ async def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothi
         ext = {EXT_MASTER_EPOCH: "4", EXT_CARRIED_OUT: "100"}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
-    sync.followed = MASTER
+    sync = slave_of(Mock(invoke=answer), own, log=Log())
     asked = asyncio.ensure_future(sync.synchronize(MASTER))
     async with asyncio.timeout(5):
         await waits.wait()
@@ -272,29 +272,24 @@ async def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothi
     assert own.offsets.query("g", "T", 0) == -1
 
 
-async def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path):
+async def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(rig):
     """Its confirmed end: what lies above may be cut."""
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.send("T")).code == 0
-        path, store = rig.service.path, rig.service.store
-        confirmed, path.confirmed = path.confirmed, lambda offset: None
+    assert (await rig.send("T")).code == 0
+    store = rig.service.store
+    with unconfirmed(rig):
         waits = asyncio.ensure_future(rig.send("T"))
         await until(lambda: store.max_phy_offset > store.confirm_offset)
         for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET):
             reply = await rig.ask(code)
             assert reply.ext[EXT_CARRIED_OUT] == str(store.confirm_offset)
-        path.confirmed = confirmed
-        path.end_turn()
-        assert (await waits).code == 0
+    assert (await waits).code == 0
 
 
 @pytest.mark.parametrize("error", [None, "no such code"])
 def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypatch, error):
     """By an answer that is never taken (another epoch) as by one that refuses."""
     monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
-    body = offsets_of_master(tmp_path / "other", 4)
-    ext = {EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", body, **ext)
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ANSWERS)
     reported: list[int] = []
     stale = False
 
@@ -306,10 +301,8 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(tmp_path, monkeypat
 
     async def follow() -> None:
         nonlocal stale
-        own = tables_in(tmp_path / "own")
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1, lambda: None, Mock(max_phy_offset=0))
+        sync = slave_of(Mock(invoke=answer), tables_in(tmp_path / "own"), every_ms=1)
         sync.on_tables = reported.append
-        sync.follow(MASTER)
         sync.start()
         try:
             await until(lambda: reported == [4] and not sync.failure)
@@ -330,9 +323,7 @@ async def test_r31_offsets_that_a_new_log_cleared_are_fetched_though_the_master_
     """1. The slave has the offsets of version v1, and asks whether there are newer ones. 2. Before
     the answer comes its log begins again: it has no offsets any more. 3. The answer is that v1 is
     the newest, without a table. With it, it would join and be electable with no offsets (R42)."""
-    body = offsets_of_master(tmp_path / "other", 4)
-    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", body, **ext)
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ANSWERS)
     own = tables_in(tmp_path / "own")
 
     async def invoke(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
@@ -343,8 +334,7 @@ async def test_r31_offsets_that_a_new_log_cleared_are_fetched_though_the_master_
             reply.body = b""
         return reply
 
-    sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, Mock(max_phy_offset=0))
-    sync.follow(MASTER)
+    sync = slave_of(Mock(invoke=invoke), own)
     assert await sync.synchronize(MASTER)
     assert not await sync.synchronize(MASTER)
     assert await sync.synchronize(MASTER) and own.offsets.query("g", "T", 0) == 70
@@ -355,12 +345,9 @@ async def test_r42_stale_tables_that_could_not_be_reported_are_reported_again(
 ):
     monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
     monkeypatch.setattr(slave_sync, "RETRY_FIRST_MS", 1)
-    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
-    own, log_end = tables_in(tmp_path / "own"), Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(master, own, 1, lambda: None, log_end)
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ANSWERS)
+    sync = slave_of(master, tables_in(tmp_path / "own"), every_ms=1)
     sync.on_tables = reported = Mock(side_effect=[None, OSError("no"), None])
-    sync.follow(MASTER)
     sync.start()
     await until(lambda: sync.held_epoch == 4)
     master.ext[EXT_MASTER_EPOCH] = "-1"
@@ -372,9 +359,7 @@ async def test_r42_stale_tables_that_could_not_be_reported_are_reported_again(
 async def test_a_table_of_absurd_size_is_not_collected(tmp_path):
     ext = {EXT_MASTER_EPOCH: "4", EXT_BODY_SIZE: str(1 << 40), EXT_BODY_ID: "a"}
     master = MasterTables(tmp_path / "master", b"x" * 100, **ext)
-    log_end = Mock(max_phy_offset=0)
-    sync = SlaveSynchronize(master, tables_in(tmp_path / "own"), 1, lambda: None, log_end)
-    sync.follow(MASTER)
+    sync = slave_of(master, tables_in(tmp_path / "own"), every_ms=1)
     with pytest.raises(RemoteProtocolError, match="announces a table of 1099511627776 bytes"):
         await sync.synchronize(MASTER)
     assert len(master.asked) == 1

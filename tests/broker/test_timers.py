@@ -13,7 +13,9 @@ from lone_broker import (
     expire_all_but_last,
     lone_broker,
     messages,
+    refuse,
     send_header,
+    unconfirmed,
     until,
 )
 
@@ -23,12 +25,9 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle
-from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.appender import PutResult
-from batonmq.store.errors import PutRefused
 
 RECALLS: dict[str, object] = {"recall_message_enable": True}
 
@@ -342,15 +341,13 @@ async def test_60_says_up_to_when_all_is_delivered(rig, clock):
 
 async def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(rig, clock):
     """That may be cut: a Java slave that took over would begin behind it."""
-    timers, path = rig.service.features.timers, rig.service.path
+    timers = rig.service.features.timers
     await rig.send("T", TIMER_DELAY_SEC="20")
     await until(lambda: len(timers) == 1)
-    confirmed, path.confirmed = path.confirmed, lambda offset: None
-    clock.ahead_ms = 60_000
-    await until(lambda: len(timers) == 0)
-    assert not knows(timers)
-    path.confirmed = confirmed
-    path.end_turn()
+    with unconfirmed(rig):
+        clock.ahead_ms = 60_000
+        await until(lambda: len(timers) == 0)
+        assert not knows(timers)
     await until(lambda: knows(timers))
 
 
@@ -390,20 +387,6 @@ async def test_how_many_wait_for_which_topic(tmp_path, clock, monkeypatch):
         assert await counts(rig) == {}
 
 
-async def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path, clock):
-    async with lone_broker(tmp_path, broker=RECALLS) as rig:
-        sent = await rig.send("T", TIMER_DELAY_SEC="60")
-        path, end = rig.service.path, rig.service.store.max_phy_offset
-        confirmed, path.confirmed = path.confirmed, lambda offset: None
-        waits = asyncio.ensure_future(recall(rig, sent))
-        await until(lambda: rig.service.store.max_phy_offset > end)
-        await rig.ask(45)
-        assert not waits.done()
-        path.confirmed = confirmed
-        path.end_turn()
-        assert (await waits).code == 0
-
-
 async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
     tmp_path, clock, monkeypatch
 ):
@@ -431,17 +414,8 @@ async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
     async with lone_broker(tmp_path) as rig:
         assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
         await until(lambda: len(rig.service.features.timers) == 1)
-        appender, refused = rig.service.store.appender, []
-        real = appender.put_message
-
-        def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
-            if message.topic == "T":
-                refused.append(message)
-                raise PutRefused("the disk is full")
-            return real(message, stored=stored)
-
         with monkeypatch.context() as full:
-            full.setattr(appender, "put_message", put_message)
+            refused = refuse(rig, full, "T")
             clock.ahead_ms = 60_100
             await until(lambda: len(refused) > 1)
             assert len(rig.service.features.timers) == 1

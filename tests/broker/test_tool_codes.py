@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-tools" / "remoting"
 
 
 async def committed(rig: Rig, group: str = "g") -> str:
-    reply = await rig.ask(14, {"consumerGroup": group, "topic": "T", "queueId": "0"})
+    reply = await rig.committed(group)
     return reply.ext["offset"]
 
 

@@ -4,8 +4,7 @@ import asyncio
 import shutil
 
 import pytest
-from lone_broker import Rig, lone_broker, make_group, run_with_broker, until
-from test_answers_wait import unconfirmed
+from lone_broker import Rig, lone_broker, make_group, run_with_broker, unconfirmed, until
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.old_positions import Deletions, OldPositions
@@ -13,7 +12,6 @@ from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.codes import ResponseCode
 
 MAKE = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
-WHERE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
 
 
 async def consumed_and_deleted(rig: Rig) -> None:
@@ -21,7 +19,7 @@ async def consumed_and_deleted(rig: Rig) -> None:
     for n in range(5):
         assert (await rig.send(body=b"old%d" % n)).code == ResponseCode.SUCCESS
     await make_group(rig)
-    assert (await rig.ask(15, WHERE | {"commitOffset": "5"})).code == ResponseCode.SUCCESS
+    assert (await rig.commit(5)).code == ResponseCode.SUCCESS
     assert (await rig.ask(215, {"topic": "T"})).code == ResponseCode.SUCCESS
 
 
@@ -30,7 +28,7 @@ async def made_again(rig: Rig) -> None:
     for n in range(3):
         reply = await rig.send(body=b"new%d" % n)
         assert reply.ext["queueOffset"] == str(n)
-    reply = await rig.ask(14, WHERE)
+    reply = await rig.committed()
     assert reply.ext["offset"] == "0"
     found = await rig.pull(offset=0)
     assert found.code == ResponseCode.SUCCESS
@@ -54,19 +52,19 @@ async def test_r39_a_start_that_reads_the_deletion_again_keeps_the_progress_sinc
     async with lone_broker(tmp_path / "it") as rig:
         await consumed_and_deleted(rig)
         await made_again(rig)
-        assert (await rig.ask(15, WHERE | {"commitOffset": "2"})).code == ResponseCode.SUCCESS
+        assert (await rig.commit(2)).code == ResponseCode.SUCCESS
         for write in rig.service.tables.writes_due():
             write()
         shutil.copytree(tmp_path / "it", tmp_path / "later")
     async with lone_broker(tmp_path / "later") as rig:
-        assert (await rig.ask(14, WHERE)).ext["offset"] == "2"
+        assert (await rig.committed()).ext["offset"] == "2"
         found = await rig.pull(offset=2)
         assert found.body.count(b"new2") == 1 and b"old" not in found.body
 
 
 async def test_r39_a_running_consumer_commits_nothing_in_a_deleted_topic(rig):
     await consumed_and_deleted(rig)
-    late = await rig.ask(15, WHERE | {"commitOffset": "5"})
+    late = await rig.commit(5)
     assert late.code == ResponseCode.TOPIC_NOT_EXIST
     await made_again(rig)
 
@@ -96,7 +94,7 @@ async def test_r39_a_running_consumer_at_its_old_offset_reads_the_new_messages(
     for n in range(count):
         assert (await rig.send(body=b"new%d" % n)).code == ResponseCode.SUCCESS
     if commits_first:
-        late = await rig.ask(15, WHERE | {"commitOffset": "5"})
+        late = await rig.commit(5)
         assert late.code == ResponseCode.INVALID_PARAMETER
     assert await read_on(rig, 5) == [b"new%d" % n for n in range(count)]
     assert rig.service.tables.offsets.query("g", "T", 0) == count
@@ -113,10 +111,10 @@ async def test_r39_a_group_that_began_again_may_set_any_offset(rig, asks):
     for n in range(9):
         assert (await rig.send(body=b"new%d" % n)).code == ResponseCode.SUCCESS
     if asks == "where the group is":
-        await rig.ask(14, WHERE)
+        await rig.committed()
     else:
         await rig.pull(offset=0)
-    assert (await rig.ask(15, WHERE | {"commitOffset": "7"})).code == ResponseCode.SUCCESS
+    assert (await rig.commit(7)).code == ResponseCode.SUCCESS
     assert await read_on(rig, 7) == [b"new7", b"new8"]
 
 
@@ -195,7 +193,7 @@ async def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(rig, 
     assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
     assert (await rig.send()).code == ResponseCode.SUCCESS
     await make_group(rig)
-    assert (await rig.ask(15, WHERE | {"commitOffset": "1"})).code == ResponseCode.SUCCESS
+    assert (await rig.commit(1)).code == ResponseCode.SUCCESS
     service.store.slave_log.reset_for_empty_start(1 << 20)
     assert not service.tables.offsets.table
     again = ConsumerOffsetManager(tmp_path / "config" / "consumerOffset.json")

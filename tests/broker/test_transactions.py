@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +16,7 @@ from lone_broker import (
     expire_all_but_last,
     lone_broker,
     messages,
+    refuse,
     send_header,
     spoil,
     until,
@@ -35,6 +36,7 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import NewMessage, decode_record, message_to_store
@@ -48,12 +50,11 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.store.appender import PutResult
-from batonmq.store.errors import PutRefused
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
 HOUR_MS = 3_600_000
 NO_CHECKS = {"transaction_time_out": HOUR_MS}
+SOON = {"transaction_time_out": 300, "transaction_check_interval": 100}
 ONE_CHECK = {"transaction_check_interval": 3 * HOUR_MS}  # where the clock is 2 hours ahead
 
 
@@ -82,17 +83,17 @@ async def half(
     return sent
 
 
-def refuse(rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
-    """The log takes no records of these topics, as on a full disk."""
-    appender = rig.service.store.appender
-    real = appender.put_message
+def record_of(rig: Rig, sent: RemotingCommand) -> MessageExt:
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    record = rig.service.store.queries.look_message_by_offset(offset)
+    assert record is not None
+    return record
 
-    def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
-        if message.topic in topics:
-            raise PutRefused("the disk is full")
-        return real(message, stored=stored)
 
-    monkeypatch.setattr(appender, "put_message", put_message)
+def write_again(rig: Rig, sent: RemotingCommand) -> None:
+    """The half message, as for its check, without the op of the first one."""
+    rig.service.store.appender.put_message(checked_once_more(record_of(rig, sent), 1))
+    rig.service.path.schedule_flush()
 
 
 async def test_a_half_is_invisible_until_it_is_committed(rig):
@@ -144,13 +145,10 @@ async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_
     """The new master finds the commit without an op: it writes the op, and refuses a second end."""
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
-        store, path = rig.service.store, rig.service.path
-        _, offset = decode_offset_msg_id(sent.ext["msgId"])
-        record = store.queries.look_message_by_offset(offset)
-        assert record is not None
+        path, record = rig.service.path, record_of(rig, sent)
         place = real_place(message_to_store(record).properties)
         assert place == ("T", 1)
-        path.put_message(committed(record, offset, place))
+        path.put_message(committed(record, record.physical_offset, place))
         path.schedule_flush()
         await until(lambda: end_of(rig, "T", 1) == 1)
     crashed(tmp_path)
@@ -164,15 +162,12 @@ async def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(tmp_pa
     """1 a half is checked, so it is in the log twice. 2 its producer ends it by the first copy, and
     the log ends behind the commit. 3 the new master writes the op, and commits nothing again."""
     checked_once = {"transaction_time_out": 0, "transaction_check_interval": 3_600_000}
-    async with lone_broker(tmp_path, broker=checked_once) as rig:
-        producer = Asked(rig, UNKNOWN)
-        await producer.beat()
+    async with lone_broker(tmp_path, broker=checked_once) as rig, Asked(rig, UNKNOWN):
         sent = await half(rig)
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
         refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
         assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
-        await producer.client.close()
     crashed(tmp_path)
     async with lone_broker(tmp_path, broker=checked_once) as rig:
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 2)
@@ -235,11 +230,16 @@ class Asked:
         task = asyncio.ensure_future(self.client.invoke(self.rig.service.address, end, 5000))
         self.answers.add(task)
 
-    async def beat(self) -> None:
+    async def __aenter__(self) -> Self:
         data = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name="pg")])
         request = RemotingCommand.request(34, {}, data.encode())
         reply = await self.client.invoke(self.rig.service.address, request, 5000)
         assert reply.code == 0
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self.answers, return_exceptions=True)
+        await self.client.close()
 
 
 def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_have(monkeypatch):
@@ -257,9 +257,8 @@ def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_hav
 async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, clock):
     """The copy for the check and its op are not confirmed yet when the producer ends the first
     half: the end waits, and ends the copy. A second end is refused."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
-        producer = Asked(rig, UNKNOWN)
-        await producer.beat()
+    broker = NO_CHECKS | ONE_CHECK
+    async with lone_broker(tmp_path, broker=broker) as rig, Asked(rig, UNKNOWN) as producer:
         sent = await half(rig)
         held, end = HeldConfirms(rig.service.path), rig.service.store.max_phy_offset
         clock.ahead_ms = 2 * HOUR_MS
@@ -272,14 +271,11 @@ async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, c
         assert sorted(each.code for each in answers) == [0, 1]
         assert end_of(rig, "T", 1) == 1
         await until(lambda: len(rig.service.features.transactions) == 0 and producer.requests)
-        await asyncio.gather(*producer.answers, return_exceptions=True)
-        await producer.client.close()
 
 
 async def test_an_open_half_is_checked_back_and_committed_once(tmp_path):
-    async with lone_broker(tmp_path, broker={"transaction_time_out": 0}) as rig:
-        producer = Asked(rig, COMMIT)
-        await producer.beat()
+    broker = {"transaction_time_out": 0}
+    async with lone_broker(tmp_path, broker=broker) as rig, Asked(rig, COMMIT) as producer:
         await half(rig)
         await until(lambda: end_of(rig, "T", 1) == 1)
         (asked,) = producer.requests
@@ -290,20 +286,12 @@ async def test_an_open_half_is_checked_back_and_committed_once(tmp_path):
         assert shown.physical_offset == int(asked.ext["commitLogOffset"])
         await until(lambda: len(rig.service.features.transactions) == 0)
         assert len(producer.requests) == 1 and end_of(rig, "T", 1) == 1
-        await producer.client.close()
 
 
 async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path):
-    async with lone_broker(
-        tmp_path,
-        broker={
-            "transaction_time_out": 0,
-            "transaction_check_interval": 100,
-            "transaction_check_max": 2,
-        },
-    ) as rig:
-        producer = Asked(rig, UNKNOWN)
-        await producer.beat()
+    often = {"transaction_time_out": 0, "transaction_check_interval": 100}
+    broker = often | {"transaction_check_max": 2}
+    async with lone_broker(tmp_path, broker=broker) as rig, Asked(rig, UNKNOWN) as producer:
         await half(rig)
         await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
         assert len(producer.requests) == 2
@@ -320,16 +308,13 @@ async def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path):
         (came,) = await messages(rig, "T", 1)
         assert came.body == b"body" and len(producer.requests) == 3
         await until(lambda: len(rig.service.features.transactions) == 0)
-        await producer.client.close()
 
 
 async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(tmp_path, clock):
     """Its producer committed: the check learns it, and no end is refused."""
     # The store's clock does not leap with the checks': each copy is due at once, so many are made.
     often = NO_CHECKS | {"transaction_check_max": 1_000_000}
-    async with lone_broker(tmp_path, broker=often) as rig:
-        producer = Asked(rig, COMMIT)
-        await producer.beat()
+    async with lone_broker(tmp_path, broker=often) as rig, Asked(rig, COMMIT) as producer:
         await half(rig)
         clock.ahead_ms = 40 * HOUR_MS
         await until(lambda: producer.requests)
@@ -337,7 +322,6 @@ async def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(tmp_path,
         await until(lambda: end_of(rig, "T", 1) == 1)
         assert end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 0
         await asyncio.gather(*producer.answers)
-        await producer.client.close()
 
 
 async def test_only_a_half_that_waits_or_was_given_up_is_checked_again(rig):
@@ -377,10 +361,7 @@ async def test_r39_a_half_of_a_deleted_topic_does_not_come_into_one_made_again(r
 async def test_without_a_producer_no_check_is_counted(tmp_path, caplog):
     """The sender of the half has disconnected: the half waits unchanged."""
     caplog.set_level("INFO")
-    async with lone_broker(
-        tmp_path,
-        broker={"transaction_time_out": 300, "transaction_check_interval": 100},
-    ) as rig:
+    async with lone_broker(tmp_path, broker=SOON) as rig:
         other = RemotingClient()
         header = send_header("T", 0, {"TRAN_MSG": "true", "PGROUP": "pg"})
         request = RemotingCommand.request(310, header, b"x")
@@ -388,10 +369,8 @@ async def test_without_a_producer_no_check_is_counted(tmp_path, caplog):
         await other.close()
         await until(lambda: caplog.text.count("transaction_not_checked group=pg") > 1)
         assert end_of(rig, TRANS_HALF_TOPIC) == 1
-        producer = Asked(rig, COMMIT)
-        await producer.beat()
-        await until(lambda: end_of(rig, "T") == 1)
-        await producer.client.close()
+        async with Asked(rig, COMMIT):
+            await until(lambda: end_of(rig, "T") == 1)
 
 
 async def test_an_end_later_than_the_immunity_is_left_to_the_check(rig):
@@ -406,8 +385,7 @@ async def test_an_end_later_than_the_immunity_is_left_to_the_check(rig):
 async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(tmp_path, monkeypatch):
     """1. The commit is in the log, its op is refused, and so is the end. 2. There is disk space
     again: the master writes the op, and the message is there once."""
-    broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
-    async with lone_broker(tmp_path, broker=broker) as rig:
+    async with lone_broker(tmp_path, broker=SOON) as rig:
         asked: list[object] = []
         monkeypatch.setattr(rig.service.features.producers, "ask", lambda *what: asked.append(what))
         sent = await half(rig)
@@ -458,11 +436,7 @@ async def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_plac
     """The log of a new master ends between the two."""
 
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
-        record = rig.service.store.queries.look_message_by_offset(offset)
-        assert record is not None
-        rig.service.store.appender.put_message(checked_once_more(record, 1))
-        rig.service.path.schedule_flush()
+        write_again(rig, await half(rig))
         rig.service.features.transactions.end()
         await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
@@ -557,9 +531,8 @@ async def test_a_new_master_continues_when_half_messages_expire_while_it_reads_t
 async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path, clock):
     """Also for a half that a Java producer marks as prepared (sysFlag 4). A master whose role ends
     meanwhile asks no producer."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS | ONE_CHECK) as rig:
-        producer = Asked(rig, UNKNOWN)
-        await producer.beat()
+    broker = NO_CHECKS | ONE_CHECK
+    async with lone_broker(tmp_path, broker=broker) as rig, Asked(rig, UNKNOWN) as producer:
         header = send_header("T", 1, {"TRAN_MSG": "true", "PGROUP": "pg"}) | {"f": "4"}
         assert (await rig.ask(310, header, b"body")).code == 0
         transactions, store = rig.service.features.transactions, rig.service.store
@@ -580,7 +553,6 @@ async def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path, clo
         held.release()
         await rig.ask(45)
         assert len(producer.requests) == 1
-        await producer.client.close()
 
 
 async def test_r30_ops_are_read_though_half_messages_keep_coming(rig, monkeypatch):
@@ -588,9 +560,7 @@ async def test_r30_ops_are_read_though_half_messages_keep_coming(rig, monkeypatc
     first, service = await half(rig), rig.service.features.transactions
     await until(lambda: len(service) == 1)
     queries, appender = rig.service.store.queries, rig.service.store.appender
-    _, offset = decode_offset_msg_id(first.ext["msgId"])
-    record, read = queries.look_message_by_offset(offset), queries.units
-    assert record is not None
+    record, read = record_of(rig, first), queries.units
 
     def units(topic: str, *place: int) -> list[tuple[int, int, int]]:
         """Each time that the half messages are read another one is on its way."""
@@ -657,10 +627,8 @@ async def test_r30_what_was_given_up_is_taken_back_once(tmp_path):
         assert (await rig.ask(37, fields)).code == 0
         rig.service.role_left()
         rig.service.master_opened()
-        late, nameless = (
-            await rig.ask(323, again),
-            await rig.ask(323, {"msgId": unnamed.msg_id}),
-        )
+        late = await rig.ask(323, again)
+        nameless = await rig.ask(323, {"msgId": unnamed.msg_id})
         assert late.code == 1 and "taken back or ended" in (late.remark or "")
         assert nameless.code == 1 and "no UNIQ_KEY" in (nameless.remark or "")
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 2)
@@ -684,11 +652,9 @@ async def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried
     acknowledged message. While a switch drains the log nothing is copied (R33)."""
     monkeypatch.setattr(log_features, "REFUSED_MS", 1)
     places = TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-    async with lone_broker(
-        tmp_path, broker=NO_CHECKS | {"transaction_check_interval": HOUR_MS}
-    ) as rig:
+    broker = NO_CHECKS | {"transaction_check_interval": HOUR_MS}
+    async with lone_broker(tmp_path, broker=broker) as rig, Asked(rig, UNKNOWN):
         transactions = rig.service.features.transactions
-        await Asked(rig, UNKNOWN).beat()
         await half(rig, TRANSACTION_CHECK_TIMES=checks)
         await until(lambda: len(transactions) == 1)
         with monkeypatch.context() as full:
@@ -732,13 +698,9 @@ async def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(tmp_
     the commit that comes then. 2. A new master ends both copies, and commits none."""
     async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
         sent = await half(rig)
-        _, offset = decode_offset_msg_id(sent.ext["msgId"])
-        record = rig.service.store.queries.look_message_by_offset(offset)
-        assert record is not None
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            rig.service.store.appender.put_message(checked_once_more(record, 1))
-            rig.service.path.schedule_flush()
+            write_again(rig, sent)
             await until(lambda: len(rig.service.features.transactions) == 2)
             assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
             await until(lambda: end_of(rig, "T", 1) == 1)
@@ -759,13 +721,10 @@ async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
     async with lone_broker(tmp_path, broker=broker) as rig:
         asked: list[object] = []
         monkeypatch.setattr(rig.service.features.producers, "ask", lambda *what: asked.append(what))
-        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
-        record = rig.service.store.queries.look_message_by_offset(offset)
-        assert record is not None
+        sent = await half(rig)
         with monkeypatch.context() as full:
             refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            rig.service.store.appender.put_message(checked_once_more(record, 1))
-            rig.service.path.schedule_flush()
+            write_again(rig, sent)
             await until(lambda: len(rig.service.features.transactions) == 2)
         await until(lambda: len(rig.service.features.transactions) == 1)
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
@@ -776,34 +735,31 @@ async def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
 async def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(rig, clock, unread):
     """A new master finds a half, or an op, that is not confirmed yet: what seems to be open may
     have ended."""
-    await Asked(rig, UNKNOWN).beat()
-    sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
-    held, end = HeldConfirms(rig.service.path), store.max_phy_offset
-    if unread == "half":
-        late = asyncio.ensure_future(half(rig, "K3"))
-    else:
-        late = asyncio.ensure_future(rig.ask(37, end_header(other, ROLLBACK, msgId="K2")))
-    await until(lambda: store.max_phy_offset > end)
-    rig.service.role_left()
-    rig.service.master_opened()
-    clock.ahead_ms, end = 2 * HOUR_MS, store.max_phy_offset
-    ended = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
-    await rig.ask(45)
-    await rig.ask(45)
-    assert not ended.done() and store.max_phy_offset == end
-    clock.ahead_ms = 0
-    held.release()
-    assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
-    await asyncio.gather(late, return_exceptions=True)
+    async with Asked(rig, UNKNOWN):
+        sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
+        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+        if unread == "half":
+            late = asyncio.ensure_future(half(rig, "K3"))
+        else:
+            late = asyncio.ensure_future(rig.ask(37, end_header(other, ROLLBACK, msgId="K2")))
+        await until(lambda: store.max_phy_offset > end)
+        rig.service.role_left()
+        rig.service.master_opened()
+        clock.ahead_ms, end = 2 * HOUR_MS, store.max_phy_offset
+        ended = asyncio.ensure_future(rig.ask(37, end_header(sent, COMMIT)))
+        await rig.ask(45)
+        await rig.ask(45)
+        assert not ended.done() and store.max_phy_offset == end
+        clock.ahead_ms = 0
+        held.release()
+        assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
+        await asyncio.gather(late, return_exceptions=True)
 
 
 async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(rig, monkeypatch):
     """Its unit is there still: only whole files of a queue go."""
     sends = [await half(rig, f"K{number}") for number in range(3)]
-    transactions, queries = (
-        rig.service.features.transactions,
-        rig.service.store.queries,
-    )
+    transactions, queries = rig.service.features.transactions, rig.service.store.queries
     (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
     real = queries.record_at
 
@@ -818,15 +774,9 @@ async def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(rig, monkeyp
 
 
 async def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(rig):
-    _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
-    record, gate = (
-        rig.service.store.queries.look_message_by_offset(offset),
-        rig.service.path.gate,
-    )
-    assert record is not None
+    sent, gate = await half(rig), rig.service.path.gate
     gate.update(lease=False, required_set_whole=False)
-    rig.service.store.appender.put_message(checked_once_more(record, 1))
-    rig.service.path.schedule_flush()
+    write_again(rig, sent)
     await until(lambda: len(rig.service.features.transactions) == 2)
     assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
     gate.update(lease=True, required_set_whole=False)
@@ -845,8 +795,5 @@ async def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(rig
     wrong = end_header(waiting, COMMIT, commitLogOffset=str(came.physical_offset))
     assert (await rig.ask(37, wrong)).code == 1
     assert (await rig.ask(37, end_header(waiting, COMMIT))).code == 0
-    assert [each.properties["UNIQ_KEY"] for each in await messages(rig, "T", 1)] == [
-        "KEY1",
-        "K1",
-        "K2",
-    ]
+    keys = [each.properties["UNIQ_KEY"] for each in await messages(rig, "T", 1)]
+    assert keys == ["KEY1", "K1", "K2"]

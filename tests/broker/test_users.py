@@ -34,7 +34,6 @@ from batonmq import (
 )
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
-from batonmq.auth.guard import Guard
 from batonmq.auth.policy import (
     AclInfo,
     Need,
@@ -47,7 +46,7 @@ from batonmq.auth.policy import (
 )
 from batonmq.auth.rights import RIGHTS, needs_of
 from batonmq.auth.signature import Credentials, Signer
-from batonmq.broker.config import BrokerSections, ReplicasConfig
+from batonmq.broker.config import ReplicasConfig
 from batonmq.broker.name_server_registrar import RouteRegistration
 from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.role_gate import Refusal
@@ -104,7 +103,7 @@ class Server:
 
     address: str
     service: Any
-    guard: Guard
+    guard: Any
 
     async def ask(
         self,
@@ -123,6 +122,10 @@ class Server:
         finally:
             await client.close()
 
+    async def send(self, who: Credentials | None, topic: str = "T") -> int:
+        """The code of a send."""
+        return (await self.ask(who, 310, send_header(topic, 0, {}), b"x")).code
+
     async def create(self, who: Credentials, kind: str = "Normal") -> RemotingCommand:
         body = UserInfo(username=who.access_key, password=who.secret_key, user_type=kind)
         return await self.ask(
@@ -132,18 +135,13 @@ class Server:
     async def grant(self, who: Credentials, *entries: tuple[str, str]) -> RemotingCommand:
         subject = f"User:{who.access_key}"
         found = [PolicyEntry(resource=name, actions=a.split(",")) for name, a in entries]
-        body = json.dumps(
-            {
-                "subject": subject,
-                "policies": [
-                    {
-                        "policyType": "Custom",
-                        "entries": [json.loads(each.encode()) for each in found],
-                    }
-                ],
-            }
-        ).encode()
+        body = AclInfo(subject=subject, policies=[PolicyInfo(entries=found)]).encode()
         return await self.ask(ADMIN, RequestCode.AUTH_CREATE_ACL, {"subject": subject}, body)
+
+    async def admit(self, who: Credentials, *entries: tuple[str, str]) -> None:
+        """Creates the user with these rights."""
+        assert (await self.create(who)).code == 0
+        assert (await self.grant(who, *entries)).code == 0
 
 
 async def all_servers_know(names: Server) -> None:
@@ -152,17 +150,15 @@ async def all_servers_know(names: Server) -> None:
     await until(lambda: bool(routes.members("broker-a")) and names.guard.user("admin") is not None)
 
 
-def with_users(folder: Path, **broker: object) -> BrokerSections:
-    return replace(sections_of(folder, broker=broker), auth=AUTH)
-
-
 @contextlib.asynccontextmanager
-async def broker_with_users(folder: Path, **broker: object) -> AsyncIterator[Server]:
+async def broker_with_users(
+    folder: Path, auth: AuthConfig = AUTH, **broker: object
+) -> AsyncIterator[Server]:
     fatal: list[BaseException] = []
-    service = BrokerService(with_users(folder, **broker), fatal.append)
+    sections = replace(sections_of(folder, broker=broker), auth=auth)
+    service = BrokerService(sections, fatal.append)
     await service.start()
     try:
-        assert service.endpoint.guard is not None
         yield Server(service.address, service, service.endpoint.guard)
     finally:
         await service.close()
@@ -461,11 +457,11 @@ async def test_a_controller_notes_who_asked_for_an_election_and_a_clean(way, tmp
 
 async def test_a_user_sends_and_reads_with_its_rights_and_no_further(server):
     await server.create(USER)
+    assert await server.send(USER, "Orders") == DENIED
+    await server.grant(USER, ("Topic:Orders", "Pub"))
+    assert await server.send(USER, "Orders") == 0
+    assert await server.send(USER, "Other") == DENIED
     send = send_header("Orders", 0, {})
-    assert (await server.ask(USER, 310, send, b"x")).code == DENIED
-    assert (await server.grant(USER, ("Topic:Orders", "Pub"))).code == 0
-    assert (await server.ask(USER, 310, send, b"x")).code == 0
-    assert (await server.ask(USER, 310, send_header("Other", 0, {}), b"x")).code == DENIED
     # the field of another code does not count
     refused = await server.ask(USER, 310, send | {"topic": "Orders", "b": "Other"}, b"x")
     assert refused.code == DENIED
@@ -478,9 +474,8 @@ async def test_a_user_sends_and_reads_with_its_rights_and_no_further(server):
 
 async def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(server):
     """Its signature is checked each time; another topic, body or user is decided by itself."""
-    for who in (USER, OTHER):
-        await server.create(who)
-    await server.grant(USER, ("Topic:A", "Pub"), ("Topic:B", "Pub"))
+    await server.create(OTHER)
+    await server.admit(USER, ("Topic:A", "Pub"), ("Topic:B", "Pub"))
     client = RemotingClient()
     decided: list[int] = []
     check = server.guard.check
@@ -513,8 +508,7 @@ async def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(server
 
 
 async def test_a_change_of_rights_counts_at_once_on_open_connections(server):
-    await server.create(USER)
-    await server.grant(USER, ("Topic:Orders", "Pub"))
+    await server.admit(USER, ("Topic:Orders", "Pub"))
     client = RemotingClient(sign=Signer(USER))
     try:
 
@@ -637,14 +631,12 @@ async def test_a_stranger_learns_little_and_costs_little(server):
 async def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(tmp_path, caplog):
     caplog.set_level("DEBUG")
     async with broker_with_users(tmp_path) as server:
-        await server.create(USER)
-        await server.grant(USER, ("Topic:Orders", "Pub"))
+        await server.admit(USER, ("Topic:Orders", "Pub"))
         for code in (26, 28, 21, 201, 3004, 3005, 3010):
             reply = await server.ask(ADMIN, code, {"username": "shop"})
             assert reply.code == 0 and SECRET.encode() not in reply.body
     async with broker_with_users(tmp_path) as server:
-        reply = await server.ask(USER, 310, send_header("Orders", 0, {}), b"x")
-        assert reply.code == 0
+        assert await server.send(USER, "Orders") == 0
     assert SECRET not in caplog.text
     file = tmp_path / "config" / "users.json"
     assert file.stat().st_mode & 0o777 == 0o600
@@ -671,32 +663,23 @@ async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
     """Unsigned sends, of a user without the right, and with a wrong secret, while users are made;
     then the same files with the checks on."""
     wrong = Credentials(access_key="shop", secret_key="wrong")
-    send = send_header("T", 0, {})
-    sections = with_users(tmp_path)
-    observing = replace(sections, auth=structs.replace(AUTH, audit_only=True))
 
-    async def codes(sections: BrokerSections) -> list[int]:
-        service = BrokerService(sections, lambda _: None)
-        await service.start()
-        try:
-            assert service.endpoint.guard is not None
-            server = Server(service.address, service, service.endpoint.guard)
+    async def codes(auth: AuthConfig) -> list[int]:
+        async with broker_with_users(tmp_path, auth) as server:
             made = await server.create(USER)
             # a stranger still cannot create a user
             body = UserInfo(username="x", password="y").encode()
             assert (await server.ask(None, 3001, {"username": "x"}, body)).code == DENIED
             assert (await server.ask(wrong, 3005)).code == DENIED
-            sent = [(await server.ask(who, 310, send, b"x")).code for who in (None, USER, wrong)]
+            sent = [await server.send(who) for who in (None, USER, wrong)]
             sent.append((await server.ask(None, RequestCode.GET_ROUTEINFO_BY_TOPIC)).code)
             pull = {"consumerGroup": "g", "topic": "T"}
             sent.append((await server.ask(USER, RequestCode.GET_CONSUMER_LIST_BY_GROUP, pull)).code)
             return [made.code, *sent]
-        finally:
-            await service.close()
 
-    made, *sends, route, consumers = await codes(observing)
+    made, *sends, route, consumers = await codes(structs.replace(AUTH, audit_only=True))
     assert [made, *sends] == [0, 0, 0, 0] and DENIED not in (route, consumers)
-    made, *rest = await codes(sections)
+    made, *rest = await codes(AUTH)
     assert made == 0 and set(rest) == {DENIED}
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     results = [line["result"].partition(":")[0] for line in lines]
@@ -708,24 +691,16 @@ async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
 
 async def test_without_authorization_a_user_may_all_but_read_and_change_users(tmp_path):
     """It must not make itself a super user."""
-    sections = with_users(tmp_path)
-    service = BrokerService(
-        replace(sections, auth=structs.replace(AUTH, authorization_enabled=False)), lambda _: None
-    )
-    await service.start()
-    try:
-        server = Server(service.address, service, Mock())
+    auth = structs.replace(AUTH, authorization_enabled=False)
+    async with broker_with_users(tmp_path, auth) as server:
         await server.create(USER)
-        send = send_header("T", 0, {})
-        assert (await server.ask(USER, 310, send, b"x")).code == 0
+        assert await server.send(USER) == 0
         back = {"offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T"}
         assert (await server.ask(USER, 36, back)).code == 0
-        assert (await server.ask(None, 310, send, b"x")).code == DENIED
+        assert await server.send(None) == DENIED
         body = UserInfo(username="shop", user_type="Super").encode()
         for code in (RequestCode.AUTH_UPDATE_USER, RequestCode.AUTH_GET_USER):
             assert (await server.ask(USER, code, {"username": "shop"}, body)).code == DENIED
-    finally:
-        await service.close()
 
 
 async def test_the_audit_log_names_what_a_body_is_about_and_is_private(tmp_path, monkeypatch):
@@ -800,16 +775,11 @@ async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path)
 async def test_without_authentication_no_user_is_made(tmp_path):
     async with broker_with_users(tmp_path) as server:
         await server.create(USER)
-    service = BrokerService(sections_of(tmp_path), lambda _: None)
-    await service.start()
-    try:
-        server = Server(service.address, service, Mock())
+    async with broker_with_users(tmp_path, AuthConfig()) as server:
         for code in (3001, 3004, 3005, 3010, RequestCode.BATON_GET_USERS):
             reply = await server.ask(None, code, {"username": "x"}, b"{}")
             assert reply.code == DENIED and "authenticationEnabled" in (reply.remark or "")
-        assert (await server.ask(None, 310, send_header("T", 0, {}), b"x")).code == 0
-    finally:
-        await service.close()
+        assert await server.send(None) == 0
 
 
 async def test_a_member_relays_and_only_nodes_name_the_client(tmp_path):
@@ -818,8 +788,7 @@ async def test_a_member_relays_and_only_nodes_name_the_client(tmp_path):
         broker_with_users(tmp_path / "b") as master,
     ):
         for server in (member, master):
-            await server.create(USER)
-            await server.grant(USER, ("Topic:T", "Pub"))
+            await server.admit(USER, ("Topic:T", "Pub"))
         path = master.service.path
         path.acks.begin_epoch(7)
         path.gate.opening(7)
@@ -843,9 +812,8 @@ async def test_a_member_relays_and_only_nodes_name_the_client(tmp_path):
 async def test_name_servers_learn_users_from_the_master_of_each_group(both):
     names, server = both
     await until(lambda: bool(names.service.routes.members("broker-a")))
-    await server.create(USER)
-    await server.grant(USER, ("Topic:T", "Pub"))
-    await server.ask(USER, 310, send_header("T", 0, {}), b"x")
+    await server.admit(USER, ("Topic:T", "Pub"))
+    assert await server.send(USER) == 0
 
     async def route(who: Credentials | None, topic: str = "T") -> int:
         return (await names.ask(who, 105, {"topic": topic})).code
@@ -892,8 +860,7 @@ async def test_half_messages_are_shown_to_producers_that_may_write_their_topic(s
     """Any user can name any producer group: in a heartbeat, and in a half message of its own."""
     producers = server.service.features.producers
     for who, topic in ((USER, "Orders"), (OTHER, "Other")):
-        await server.create(who)
-        await server.grant(who, (f"Topic:{topic}", "Pub"))
+        await server.admit(who, (f"Topic:{topic}", "Pub"))
 
     def beat(client_id: str) -> RemotingCommand:
         shops = [ProducerData(group_name="shops")]
@@ -927,8 +894,7 @@ async def test_pop_gives_no_retries_of_a_group_whose_name_begins_alike(
     """`%RETRY%bar_vip` is the retry topic of group bar_vip, and POP's of group bar in topic vip.
     `%RETRY%bar_a_vip` is POP's of group bar in topic a_vip, and of group bar_a in topic vip."""
     names, server = both
-    await server.create(USER)
-    await server.grant(USER, (f"Topic:{topic}", "Sub"), ("Group:bar", "Sub"))
+    await server.admit(USER, (f"Topic:{topic}", "Sub"), ("Group:bar", "Sub"))
     groups = server.service.topics
     for name in ("bar", other_group):
         groups.put_group(SubscriptionGroupConfig(group_name=name))
@@ -961,11 +927,9 @@ async def test_transactions_and_pop_with_the_least_rights(tmp_path):
             transaction_check_interval=100,
         ) as server,
     ):
-        for who in (USER, baristas, thief):
-            await server.create(who)
-        await server.grant(USER, ("Topic:Orders", "Pub"))
-        await server.grant(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
-        await server.grant(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
+        await server.admit(USER, ("Topic:Orders", "Pub"))
+        await server.admit(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
+        await server.admit(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
         guard = names.guard
         await until(lambda: (user := guard.user("thief")) and user.user.policies)
 
@@ -1023,8 +987,7 @@ async def test_transactions_and_pop_with_the_least_rights(tmp_path):
 async def test_a_producer_without_rights_fails_at_once_and_says_why(both):
     names, server = both
     await server.create(USER)
-    guard = names.guard
-    await until(lambda: guard.user("shop") is not None)
+    await until(lambda: names.guard.user("shop") is not None)
     wrong = Credentials(access_key="shop", secret_key="wrong")
     for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):
         client = ClientOptions(credentials=who)
@@ -1061,8 +1024,7 @@ async def test_a_user_has_two_secrets_while_it_rotates(tmp_path):
         return found
 
     async with broker_with_users(tmp_path) as server:
-        await server.create(USER)
-        await server.grant(USER, ("Topic:T", "Pub"))
+        await server.admit(USER, ("Topic:T", "Pub"))
         assert await codes(server) == [0, DENIED, 0, DENIED, DENIED]
         assert await step(server, "begin") != 0
         assert await step(server, "begin", USER.secret_key) == ResponseCode.INVALID_PARAMETER
@@ -1103,25 +1065,23 @@ async def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(both):
     names, server = both
     await all_servers_know(names)
     mqctl = partial(mqctl_at, names.address)
-    await server.create(USER)
-    await server.grant(USER, ("Topic:T", "Pub"))
+    await server.admit(USER, ("Topic:T", "Pub"))
     code, out = await mqctl("user", "rotate", "shop", "--json")
     secret = json.loads(out[out.index("{") :])["secretKey"]
     assert code == 0 and len(secret) >= 24
     code, out = await mqctl("user", "show", "shop")
     assert code == 0 and "two secrets" in out and "never" in out and secret not in out
-    send = send_header("T", 0, {})
-    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    assert await server.send(USER) == 0
     code, out = await mqctl("user", "show", "shop")
     assert "last used: 2" in out and "Topic:T" in out
     code, out = await mqctl("user", "rotate", "shop", "--finish")
     assert code == 1 and "127.0.0.1:" in out and "--force" in out
-    assert (await server.ask(USER, 310, send, b"x")).code == 0
+    assert await server.send(USER) == 0
     code, out = await mqctl("user", "rotate", "shop", "--finish", "--force")
     assert code == 0, out
-    assert (await server.ask(USER, 310, send, b"x")).code == DENIED
+    assert await server.send(USER) == DENIED
     new = Credentials(access_key="shop", secret_key=secret)
-    assert (await server.ask(new, 310, send, b"x")).code == 0
+    assert await server.send(new) == 0
     assert "one secret" in (await mqctl("user", "show", "shop"))[1]
     for wrong in (
         ("list", "--finish"),
@@ -1156,9 +1116,8 @@ async def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(both, tmp
     assert server.guard.user("shop") is None, "nothing was changed"
     code, out, first = await run("--yes")
     assert code == 1 and "other in broker-a differs" in out
-    send = send_header("T", 0, {})
-    assert (await server.ask(USER, 310, send, b"x")).code == 0
-    assert (await server.ask(OTHER, 310, send, b"x")).code == DENIED
+    assert await server.send(USER) == 0
+    assert await server.send(OTHER) == DENIED
     before = server.service.tables.users.table["shop"]
     code, _, again = await run("--yes")
     users = {each["username"]: each for each in again["users"]}
@@ -1197,8 +1156,7 @@ async def test_exported_metadata_have_users_and_rights_and_no_secret(both, tmp_p
     assert now.policies == before.policies and now.user_type == before.user_type
     secret = document["newSecrets"][USER.access_key]
     new = Credentials(access_key=USER.access_key, secret_key=secret)
-    send = send_header("T", 0, {})
-    assert (await server.ask(new, 310, send, b"x")).code == 0
+    assert await server.send(new) == 0
     code, out = await mqctl_at(names.address, *run, "--users")
     document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
     assert (code, document["users"], document["newSecrets"]) == (0, 0, {})

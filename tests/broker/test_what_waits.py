@@ -231,8 +231,7 @@ def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path):
         pulled = await rig.pull("T", offset=10)
         assert (pulled.code, pulled.ext["nextBeginOffset"]) == (21, "0")
         await make_group(rig, "g2")
-        commit = {"consumerGroup": "g2", "topic": "T", "queueId": "0", "commitOffset": "10"}
-        assert (await rig.ask(15, commit)).code == 29
+        assert (await rig.commit(10, group="g2")).code == 29
 
     for life in (before, after):
         run_with_broker(tmp_path, life)
