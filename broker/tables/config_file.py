@@ -18,11 +18,8 @@ from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.json_body import Body, encoded_parts
 from batonmq.protocol.topic_name import is_file_name
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import (
-    SnapshotOrder,
-    load_with_backup,
-    replace_file,
-)
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import SnapshotOrder, load_with_backup, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +97,8 @@ def _yielding(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class ConfigManager(Generic[B]):
-    """A table with a data version in a file; the base of the broker's config managers.
+    """A table with a data version in a file, which `load` reads; the base of the broker's config
+    managers.
 
     Invariant: each change of the table moves `data_version` and will be in the next snapshot. One
     thread owns the table; another one may write its snapshots (`writes_due`).
@@ -109,12 +107,11 @@ class ConfigManager(Generic[B]):
     MODE: ClassVar[int] = 0o644
     """The file's mode."""
 
-    def __init__(self, path: Path, kind: type[B], clock_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, kind: type[B]) -> None:
         self._file = ConfigFile(path, kind, self.MODE)
-        self._clock_ms = clock_ms
         self._dirty = True
         #: Counts changes. Its state version is the masterEpoch, its timestamp wall time in ms.
-        self.data_version = DataVersion(timestamp=clock_ms())
+        self.data_version = DataVersion(timestamp=wall_ms())
 
     def load(self) -> None:
         """Reads the file. Raises CorruptLogError if it cannot be used, nor its `.bak`."""
@@ -134,7 +131,7 @@ class ConfigManager(Generic[B]):
         self._new_version(master_epoch)
 
     def _new_version(self, state_version: int | None = None) -> None:
-        self.data_version = self.data_version.next(self._clock_ms(), state_version)
+        self.data_version = self.data_version.next(wall_ms(), state_version)
         self._dirty = True
 
     def writes_due(self) -> list[Callable[[], None]]:
@@ -148,15 +145,18 @@ class ConfigManager(Generic[B]):
         body = self.wrapper()
         return [self._file.write_of(lambda: body)]
 
+    def write(self) -> None:
+        """Does the due writes now. Raises OSError."""
+        for write in self.writes_due():
+            write()
+
 
 class NamedTable(ConfigManager[B], Generic[B, C]):
     """Name to config. Entries are values: they are replaced, never changed in place. System entries
     are always there."""
 
-    def __init__(
-        self, path: Path, kind: type[B], clock_ms: Callable[[], int], system: Mapping[str, C]
-    ) -> None:
-        super().__init__(path, kind, clock_ms)
+    def __init__(self, path: Path, kind: type[B], system: Mapping[str, C]) -> None:
+        super().__init__(path, kind)
         self._system = dict(system)
         self._table: dict[str, C] = dict(system)
 

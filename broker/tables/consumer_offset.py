@@ -21,7 +21,6 @@ from batonmq.broker.tables.offset_keys import SEPARATOR, OffsetKeys
 from batonmq.broker.tables.offset_resets import OffsetResets, Running
 from batonmq.broker.tables.old_positions import Deletions, OldPositions, Received
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
-from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +45,8 @@ class OffsetTable(ConsumerOffsetSerializeWrapper):
 class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     """`topic@group` to queue id to offset. One thread only; see `ConfigManager.writes_due`."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/consumerOffset.json`; call `load` next."""
-        super().__init__(path, OffsetTable, clock_ms)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, OffsetTable)
         self._table: dict[str, dict[int, int]] = {}
         self._own: set[str] = set()
         """Keys whose offsets no snapshot holds: only those may be changed in place."""
@@ -162,9 +160,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     # Changing.
 
-    def commit(
-        self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
-    ) -> None:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Sets an offset. A lower one is accepted, as in Java, and logged. This ends a reset of the
         queue: before committing a group's progress check `resets.runs`."""
         key = f"{topic}@{group}"
@@ -181,13 +177,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             return
         if offset < before:
             log.warning(
-                "consumer_offset_back group=%s topic=%s queue_id=%d offset=%d before=%d client=%s",
+                "consumer_offset_back group=%s topic=%s queue_id=%d offset=%d before=%d",
                 group,
                 topic,
                 queue_id,
                 offset,
                 before,
-                client,
             )
         if key not in self._own:
             offsets = self._table[key] = dict(offsets)
@@ -279,8 +274,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self.resets.clear()
         self._commits += 1
         self._new_version()
-        for write in self.writes_due():
-            write()
+        self.write()
 
     def deletions_due(self) -> list[Callable[[], None]]:
         """`writes_due` if offsets were deleted or reset since the last call: below a checkpoint the

@@ -50,9 +50,8 @@ class _DelayFile(DelayOffsetSerializeWrapper):
 class DelayOffsetManager(ConfigManager[_DelayFile]):
     """Delay level (from 1) to offset. One thread only; see `ConfigManager.writes_due`."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/delayOffset.json`; call `load` next."""
-        super().__init__(path, _DelayFile, clock_ms)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _DelayFile)
         self._check_path = path.with_name("timercheck")
         self._check_order = SnapshotOrder()
         self._table: dict[int, int] = {}
@@ -92,7 +91,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         timer, version = self.timer, self.data_version
         # From time 0 a Java broker would walk through three days of slots, for minutes. Not above
         # now: a Java broker skips all that is due before this time.
-        read_ms = min(max(timer.done_ms, delivered_until_ms), self._clock_ms())
+        read_ms = min(max(timer.done_ms, delivered_until_ms), wall_ms())
         return _TIMER_CHECK.pack(
             read_ms,
             0,
@@ -170,8 +169,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         self._table.clear()
         self._timer = TimerProgress()  # which replaces what `timercheck` says, too
         self._new_version()
-        for write in self.writes_due():
-            write()
+        self.write()
 
 
 def _timer_of_check(data: bytes) -> TimerProgress | None:

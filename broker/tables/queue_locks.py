@@ -22,7 +22,6 @@ import msgspec
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.json_body import Body
-from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +63,8 @@ class _Lock:
 class QueueLockManager(ConfigManager[QueueLockTable]):
     """One thread only. Times are ms of one monotonic clock."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/queueLocks.json`; call `load` next. `clock_ms` stamps its version."""
-        super().__init__(path, QueueLockTable, clock_ms)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, QueueLockTable)
         self._groups: dict[str, dict[Queue, _Lock]] = {}
         self._renewed_all_ms = 0
         self._to_check: Iterator[tuple[str, Queue]] = iter(())

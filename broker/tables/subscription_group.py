@@ -5,7 +5,7 @@ second one pulls. Invariants and replication as in `topic_config` (R31).
 Origin: Java `SubscriptionGroupManager`, `MessageRequestModeManager`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,6 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupWrapper,
 )
 from batonmq.protocol.topic_name import SYSTEM_GROUPS
-from batonmq.runtime.clock import wall_ms
 
 FORBIDDEN_TO_READ: Final = 1 << 2
 """Of the bits of what a group may not do in a topic. Origin: Java `PermName.INDEX_PERM_READ`."""
@@ -26,10 +25,9 @@ FORBIDDEN_TO_READ: Final = 1 << 2
 class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, SubscriptionGroupConfig]):
     """Group name to SubscriptionGroupConfig. One thread only."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/subscriptionGroup.json`; call `load` next."""
+    def __init__(self, path: Path) -> None:
         system = {group: SubscriptionGroupConfig(group_name=group) for group in SYSTEM_GROUPS}
-        super().__init__(path, SubscriptionGroupWrapper, clock_ms, system)
+        super().__init__(path, SubscriptionGroupWrapper, system)
         self._forbidden: dict[str, dict[str, int]] = {}
 
     @staticmethod
@@ -85,9 +83,8 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
 class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper]):
     """One thread only."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/messageRequestMode.json`; call `load` next."""
-        super().__init__(path, MessageRequestModeSerializeWrapper, clock_ms)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, MessageRequestModeSerializeWrapper)
         self._table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
         self._dirty = False  # without such groups there is no file
 

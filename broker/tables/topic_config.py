@@ -5,7 +5,7 @@ name servers and slaves compare it. System topics are always there. `topics` rep
 (R31). Origin: Java `TopicConfigManager`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,6 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
-from batonmq.runtime.clock import wall_ms
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _SCHEDULE_QUEUES = 18
@@ -83,9 +82,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         auto_create_topic: bool = True,
         default_queue_nums: int = 8,
         trace_topic: str = "",
-        clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`path` is `config/topics.json`; call `load` next. `clock_ms` stamps the version."""
         topics = system_topics(
             cluster_name,
             broker_name,
@@ -94,7 +91,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
             trace_topic=trace_topic,
         )
         system = {config.topic_name: config for config in topics}
-        super().__init__(path, TopicConfigSerializeWrapper, clock_ms, system)
+        super().__init__(path, TopicConfigSerializeWrapper, system)
 
     @staticmethod
     def name_of(config: TopicConfig) -> str:
@@ -110,9 +107,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
             data_version=self.data_version, topic_config_table=dict(self._table)
         )
 
-    def derived(
-        self, topic: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int = 0
-    ) -> TopicConfig | None:
+    def derived(self, topic: str, default_topic: str, client_queue_nums: int) -> TopicConfig | None:
         """The config that an unknown topic gets when a message for it arrives; it is not stored. It
         has the default topic's perm without the inherit bit, and the smaller number of queues. None
         if the default topic does not exist or may not be inherited."""
@@ -122,11 +117,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         queue_nums = max(0, min(client_queue_nums, default.write_queue_nums))
         perm = default.perm & ~PERM_INHERIT
         config = topic_config(topic, queue_nums, perm)
-        return msgspec.structs.replace(
-            config,
-            topic_sys_flag=topic_sys_flag,
-            topic_filter_type=default.topic_filter_type,
-        )
+        return msgspec.structs.replace(config, topic_filter_type=default.topic_filter_type)
 
     def create_by_message(self, topic: str, queue_ids: int) -> bool:
         """Makes queues 0 to `queue_ids` - 1 of a topic in the log readable. An unknown topic is

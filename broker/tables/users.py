@@ -18,7 +18,6 @@ from batonmq.auth.policy import Rulebook, User, UserWrapper
 from batonmq.broker.tables.config_file import NamedTable
 from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.system_record import SystemRecord
-from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +38,8 @@ class UserTable(NamedTable[UserWrapper, User]):
     # The file has the secrets: a signature cannot be checked without them.
     MODE: ClassVar[int] = 0o600
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/users.json`; call `load` next."""
-        super().__init__(path, UserWrapper, clock_ms, {})
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, UserWrapper, {})
         self._dirty = False  # without users there is no file
         self.rulebook: Rulebook | None = None
         """Follows the table; None where no user is checked."""

@@ -24,6 +24,7 @@ from batonmq.auth.rights import publish_needs
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.topic_config import topic_config
 from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
@@ -45,7 +46,6 @@ from batonmq.broker.transaction.transaction_records import (
 from batonmq.broker.write import log_features
 from batonmq.broker.write.log_features import LogFeature
 from batonmq.broker.write.write_path import WritePath, outcome_of
-from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message import MessageExt
@@ -488,9 +488,7 @@ class TransactionService(LogFeature):
         )
         topic = TRANS_CHECK_MAX_TIME_TOPIC
         if self._topics.get(topic) is None:
-            self._topics.put_topic(
-                TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
-            )
+            self._topics.put_topic(topic_config(topic, 1))
         message = message_to_store(record)
         message.topic, message.queue_id = topic, QUEUE
         self._store.appender.put_stored(message)

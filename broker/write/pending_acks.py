@@ -24,6 +24,9 @@ from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
 """How long sends are refused after a slow write: until what waited in the sockets is read."""
+STALL_MS: Final = 400
+"""A process that was stopped for so long may have lost its lease."""
+PAUSE_MAX_MS: Final = 1_000
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512
@@ -153,22 +156,18 @@ class AckPause:
     another replica may be master by then, and clients must not get replies from two masters.
     """
 
-    def __init__(
-        self, lease_valid: Callable[[int], bool], *, stall_ms: int = 400, most_ms: int = 1_000
-    ) -> None:
+    def __init__(self, lease_valid: Callable[[int], bool]) -> None:
         self._lease_valid = lease_valid
-        self._stall_ms = stall_ms
-        self._most_ms = most_ms
         self._seen_ms: int | None = None
         self._until_ms = 0
 
     def holds(self, now_ms: int) -> bool:
         """Whether acks wait. Call it in every turn that could release one, and in every tick."""
         # No call for so long: this process, or its loop, was stopped.
-        if self._seen_ms is not None and now_ms - self._seen_ms >= self._stall_ms:
-            self._until_ms = now_ms + self._most_ms
+        if self._seen_ms is not None and now_ms - self._seen_ms >= STALL_MS:
+            self._until_ms = now_ms + PAUSE_MAX_MS
         self._seen_ms = now_ms
-        # After `most_ms` no controller is reachable, and a healthy group continues (R36).
+        # After PAUSE_MAX_MS no controller is reachable, and a healthy group continues (R36).
         if now_ms >= self._until_ms:
             return False
         if self._lease_valid(now_ms):

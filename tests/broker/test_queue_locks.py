@@ -52,8 +52,7 @@ def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path):
     locks = manager(tmp_path)
     locks.grant("g", "a", [Q0, ("T%", 3)], 0)
     locks.grant("h", "b", [Q1], 0)
-    for write in locks.writes_due():
-        write()
+    locks.write()
     assert not locks.writes_due()
     again, slave = manager(tmp_path), manager(tmp_path, "slave")
     again.load()

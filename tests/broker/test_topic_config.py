@@ -3,14 +3,13 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 from failing_disk import failing
+from test_consumer_offset import persist
 
-from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.subscription_group import (
     SYSTEM_GROUPS,
     SubscriptionGroupManager,
@@ -30,37 +29,16 @@ from batonmq.runtime.durable_file import backup_path
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
 
-def persist(manager: ConfigManager[Any]) -> bool:
-    """Write what is due; whether there was anything."""
-    jobs = manager.writes_due()
-    for job in jobs:
-        job()
-    return bool(jobs)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1000
-
-    def __call__(self) -> int:
-        self.now_ms += 1
-        return self.now_ms
-
-
 def topics_at(folder: Path, **kwargs: bool) -> TopicConfigManager:
     manager = TopicConfigManager(
-        folder / "topics.json",
-        broker_name="broker-a",
-        default_queue_nums=4,
-        clock_ms=Clock(),
-        **kwargs,
+        folder / "topics.json", broker_name="broker-a", default_queue_nums=4, **kwargs
     )
     manager.load()
     return manager
 
 
 def groups_at(folder: Path) -> SubscriptionGroupManager:
-    manager = SubscriptionGroupManager(folder / "subscriptionGroup.json", clock_ms=Clock())
+    manager = SubscriptionGroupManager(folder / "subscriptionGroup.json")
     manager.load()
     return manager
 
@@ -158,9 +136,9 @@ def test_r31_a_slave_creates_what_its_log_shows(tmp_path):
 
 def test_an_unknown_topic_is_derived_from_the_default_one(tmp_path):
     manager = topics_at(tmp_path)
-    derived = manager.derived("New", "TBW102", 16, topic_sys_flag=2)
+    derived = manager.derived("New", "TBW102", 16)
     assert derived == TopicConfig(
-        topic_name="New", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=2
+        topic_name="New", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=0
     )
     assert "New" not in manager
     few = manager.derived("New", "TBW102", 1)
