@@ -22,47 +22,6 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime import tasks
 
 
-class _Registration:
-    """As much of a `RouteRegistration` as the registrar touches."""
-
-    is_partial = False
-
-    def request(self) -> RemotingCommand:
-        return RemotingCommand.request(RequestCode.REGISTER_BROKER)
-
-    def farewell(self) -> RemotingCommand:
-        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER)
-
-
-async def test_a_name_server_that_does_not_answer_is_dialled_again(monkeypatch):
-    monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 20)
-    monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
-    registered: list[Connection] = []
-    answered = asyncio.Event()
-
-    def register(cmd: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-        registered.append(connection)
-        if connection is registered[0]:
-            return None  # this one leads nowhere
-        answered.set()
-        return RemotingCommand.response_to(cmd)
-
-    processors = Processors()
-    processors.register(RequestCode.REGISTER_BROKER, register)
-    processors.register(
-        RequestCode.UNREGISTER_BROKER, lambda cmd, _: RemotingCommand.response_to(cmd)
-    )
-    server, client = RemotingServer(processors, name="namesrv"), RemotingClient(None)
-    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-    registrar = NameServerRegistrar(client, (address,), 60_000, lambda _: _Registration())
-    registrar.start()
-    await asyncio.wait_for(answered.wait(), 10)
-    await registrar.close()
-    await client.close()
-    await server.close()
-    assert registered[-1] is not registered[0]
-
-
 class _NameServer:
     """Takes registrations, and remembers of each the topics, or None for all, and whether it said
     that there are others."""
@@ -98,74 +57,12 @@ def _current(topics: Collection[str] | None) -> RouteRegistration:
     return RouteRegistration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
 
 
-async def test_new_topics_travel_alone_and_together():
-    """1 the whole table. 2 a topic: it alone. 3 a thousand more in the same moment: one
-    registration. 4 the connection is lost: the whole table. 5 the role changes: the whole table."""
-    server = _NameServer()
-    address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
-    client = RemotingClient(None)
-    registrar = NameServerRegistrar(client, (address,), 60_000, _current)
-    registrar.start()
-    assert await server.next_one() == ("all", False)
-    registrar.topics_changed(("T",))
-    assert await server.next_one() == ("T", True)
-    for number in range(1000):
-        registrar.topics_changed((f"T{number:03d}",))
-    named, is_partial = await server.next_one()
-    assert is_partial and named == " ".join(f"T{number:03d}" for number in range(1000))
-    server.last.abort("the name server starts again")
-    assert await server.next_one() == ("all", False)
-    registrar.topics_changed(("T",))
-    registrar.changed()
-    assert await server.next_one() == ("all", False)
-    await registrar.close()
-    await client.close()
-    await server.server.close()
-
-
-async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
-    """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
-    name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
-    5 this broker stops."""
-    server, reported = _NameServer(), []
-    address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
-    client = RemotingClient(None)
-    registrar = NameServerRegistrar(client, (address,), 60_000, _current)
-    registrar.start()
-    assert await server.next_one() == ("all", False)
-    while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
-        await asyncio.sleep(0)
-    registrar.when_known(lambda: reported.append("nothing due"))
-    assert reported == ["nothing due"]
-    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
-    registrar.topics_changed(("T",))
-    registrar.when_known(lambda: reported.append(server.seen[-1]))
-    assert len(reported) == 1
-    await asyncio.wait_for(registrar.known(), 10)
-    assert reported[1:] == [("T", True)]
-    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
-    monkeypatch.setattr(client, "connection", lambda _: asyncio.Event().wait())
-    registrar.topics_changed(("U",))
-    await asyncio.wait_for(registrar.known(), 10)
-    assert ("U", True) not in server.seen
-    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
-    registrar.registered[address] = False
-    registrar.topics_changed(("V",))
-    await asyncio.wait_for(registrar.known(), 10)
-    registrar.registered[address] = True
-    registrar.topics_changed(("W",))
-    registrar.when_known(lambda: reported.append("the end"))
-    assert len(reported) == 2
-    await registrar.close()
-    assert reported[2:] == ["the end"]
-    await client.close()
-    await server.server.close()
-
-
 @contextlib.asynccontextmanager
-async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]]:
+async def _registered(
+    server: _NameServer | None = None,
+) -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]]:
     """At a name server that has the whole table."""
-    server, client = _NameServer(), RemotingClient(None)
+    server, client = server or _NameServer(), RemotingClient(None)
     address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
     registrar = NameServerRegistrar(client, (address,), 60_000, _current)
     registrar.start()
@@ -178,6 +75,71 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
         await registrar.close()
         await client.close()
         await server.server.close()
+
+
+async def test_a_name_server_that_does_not_answer_is_dialled_again(monkeypatch):
+    monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 20)
+    monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
+    connections: list[Connection] = []
+
+    class FirstLeadsNowhere(_NameServer):
+        async def _register(self, cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+            connections.append(connection)
+            if connection is connections[0]:
+                await asyncio.get_running_loop().create_future()
+            return await super()._register(cmd, connection)
+
+    async with _registered(FirstLeadsNowhere()):
+        assert connections[-1] is not connections[0]
+
+
+async def test_new_topics_travel_alone_and_together():
+    """1 the whole table. 2 a topic: it alone. 3 a thousand more in the same moment: one
+    registration. 4 the connection is lost: the whole table. 5 the role changes: the whole table."""
+    async with _registered() as (server, registrar):
+        registrar.topics_changed(("T",))
+        assert await server.next_one() == ("T", True)
+        for number in range(1000):
+            registrar.topics_changed((f"T{number:03d}",))
+        named, is_partial = await server.next_one()
+        assert is_partial and named == " ".join(f"T{number:03d}" for number in range(1000))
+        server.last.abort("the name server starts again")
+        assert await server.next_one() == ("all", False)
+        registrar.topics_changed(("T",))
+        registrar.changed()
+        assert await server.next_one() == ("all", False)
+
+
+async def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch):
+    """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
+    name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
+    5 this broker stops."""
+    reported: list[object] = []
+    async with _registered() as (server, registrar):
+        (address,) = registrar.registered
+        registrar.when_known(lambda: reported.append("nothing due"))
+        assert reported == ["nothing due"]
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+        registrar.topics_changed(("T",))
+        registrar.when_known(lambda: reported.append(server.seen[-1]))
+        assert len(reported) == 1
+        await asyncio.wait_for(registrar.known(), 10)
+        assert reported[1:] == [("T", True)]
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
+        monkeypatch.setattr(registrar._client, "connection", lambda _: asyncio.Event().wait())
+        registrar.topics_changed(("U",))
+        await asyncio.wait_for(registrar.known(), 10)
+        assert ("U", True) not in server.seen
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+        registrar.registered[address] = False
+        registrar.topics_changed(("V",))
+        await asyncio.wait_for(registrar.known(), 10)
+        registrar.registered[address] = True
+        registrar.topics_changed(("W",))
+        registrar.when_known(lambda: reported.append("the end"))
+        assert len(reported) == 2
+        await registrar.close()
+        assert reported[2:] == ["the end"]
 
 
 async def test_r32_the_kernel_asks_a_silent_name_server_whether_it_has_the_connection():

@@ -1,7 +1,5 @@
 """No request ends the broker or a feature of it, whatever is in its fields (R46, R54)."""
 
-import asyncio
-
 import pytest
 from lone_broker import (
     Rig,
@@ -69,13 +67,10 @@ async def check_features(rig: Rig) -> None:
     sent = await half(rig, "behind", topic=topic)
     assert (await rig.ask(RequestCode.END_TRANSACTION, end_header(sent, COMMIT))).code == 0
     assert end_of(rig, topic, 1) > committed
-    producer, committed = Asked(rig, COMMIT), end_of(rig, topic, 1)
-    await producer.beat()
-    await half(rig, "open", topic=topic)
-    await until(lambda: end_of(rig, topic, 1) > committed)
-    while open_answers := [answer for answer in producer.answers if not answer.done()]:
-        await asyncio.wait(open_answers)
-    await producer.client.close()
+    committed = end_of(rig, topic, 1)
+    async with Asked(rig, COMMIT):
+        await half(rig, "open", topic=topic)
+        await until(lambda: end_of(rig, topic, 1) > committed)
     await until(lambda: end_of(rig, topic) >= delivered + 2)
     await until(lambda: end_of(rig, f"%RETRY%behind_{revived}") > before)
     features = rig.service.features

@@ -34,6 +34,7 @@ class Tables:
         self.offsets, self.delays = self.tables.offsets, self.tables.delays
         self.log: list[bytes] = []
         self.dropped: list[str] = []
+        self.changes = 0
         self.carried_out = 0
         self.log_end = 1 << 40
         self.service = TopicService(
@@ -41,7 +42,7 @@ class Tables:
             Counter(),
             settings=BrokerConfig(),
             append=self._append,
-            changed=lambda topics: None,
+            changed=self._count,
             dropped=self.dropped.append,
             deleted=lambda topic: None,
         )
@@ -49,6 +50,13 @@ class Tables:
     def _append(self, body: bytes) -> int:
         self.log.append(body)
         return 100 * len(self.log)
+
+    def _count(self, topics: object) -> None:
+        self.changes += 1
+
+    @property
+    def records(self) -> list[MetadataChange]:
+        return [MetadataChange.decode(body) for body in self.log]
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """TopicService and the log (R31): each change is a record, and a record makes the change again."""
 
-from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from lone_broker import tables_in
+from test_table_safety import Tables
 
-from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.topics import MetadataChange, TopicService
 from batonmq.protocol.bodies import (
@@ -18,34 +15,14 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 
 
-class Service(TopicService):
-    """On empty tables; `records` is what it appended."""
-
-    def __init__(self, folder: Path) -> None:
-        self.records: list[MetadataChange] = []
-        self.dropped_topics: list[str] = []
-        self.changes = 0
-        super().__init__(
-            tables_in(folder),
-            Counter(),
-            settings=BrokerConfig(),
-            append=self._append_record,
-            changed=self._count,
-            dropped=self.dropped_topics.append,
-            deleted=lambda topic: None,
-        )
-
-    def _append_record(self, body: bytes) -> int:
-        self.records.append(MetadataChange.decode(body))
-        return 100 * len(self.records)
-
-    def _count(self, topics: Collection[str] | None) -> None:
-        self.changes += 1
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(tmp_path / "tables")
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Service:
-    return Service(tmp_path)
+def service(tables: Tables) -> TopicService:
+    return tables.service
 
 
 async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(rig):
@@ -63,66 +40,66 @@ async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(r
     assert [dict(change.topics) for change in seen] == [{"Made": config}]
 
 
-def test_r31_each_change_is_a_record_with_its_whole_content(service):
+def test_r31_each_change_is_a_record_with_its_whole_content(service, tables):
     topic = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=2, perm=4)
     group = SubscriptionGroupConfig(group_name="g", consume_enable=False)
     assert service.put_topic(topic) == 100
     assert service.put_group(group) == 200
     assert service.delete_topic("T") == 300
-    assert service.records == [
+    assert tables.records == [
         MetadataChange(topics={"T": topic}),
         MetadataChange(groups={"g": group}),
         MetadataChange(deleted_topics=["T"]),
     ]
 
 
-def test_r31_a_group_made_by_its_first_pull_is_logged_where_writes_are_taken(service):
+def test_r31_a_group_made_by_its_first_pull_is_logged_where_writes_are_taken(service, tables):
     made = service.group("g", writable=True)
-    assert service.records == [MetadataChange(groups={"g": made})]
+    assert tables.records == [MetadataChange(groups={"g": made})]
     service.group("h", writable=False)
-    assert len(service.records) == 1 and service.groups.get("h") is None
+    assert len(tables.records) == 1 and service.groups.get("h") is None
 
 
-def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(service):
+def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(service, tables):
     """Topics and groups count at once; a deletion closes its topic and destroys nothing."""
     service.put_topic(TopicConfig(topic_name="Old"))
     topic = TopicConfig(topic_name="New", write_queue_nums=3)
     group = SubscriptionGroupConfig(group_name="g")
     change = MetadataChange(topics={"New": topic}, groups={"g": group}, deleted_topics=["Old"])
-    changes = service.changes
+    changes = tables.changes
     service.take_over_record(change.encode(), 900)
     assert service.get("New") == topic and service.groups.get("g") == group
-    assert service.get("Old") is not None and service.dropped_topics == []
-    assert service.changes > changes, "name servers must hear of it"
+    assert service.get("Old") is not None and tables.dropped == []
+    assert tables.changes > changes, "name servers must hear of it"
     with pytest.raises(BrokerRefusal, match="being deleted"):
         service.for_send("Old", "TBW102", 4)
     with pytest.raises(BrokerRefusal, match="being deleted"):
         service.put_topic(TopicConfig(topic_name="Old"))
     service.own_record_confirmed(change.encode(), 900)
-    assert service.get("Old") is None and service.dropped_topics == ["Old"]
+    assert service.get("Old") is None and tables.dropped == ["Old"]
     assert service.get("New") == topic
 
 
-def test_r31_a_confirmed_record_makes_the_change_on_a_replica(service):
+def test_r31_a_confirmed_record_makes_the_change_on_a_replica(service, tables):
     topic = TopicConfig(topic_name="T", write_queue_nums=3)
     service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
     service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
-    assert service.get("T") == topic and service.records == []
+    assert service.get("T") == topic and tables.records == []
     service.apply_record(MetadataChange(deleted_topics=["T"]).encode(), 900)
-    assert service.get("T") is None and service.dropped_topics == ["T"]
+    assert service.get("T") is None and tables.dropped == ["T"]
 
 
-def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(service):
+def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(service, tables):
     """A client asks again before the first is confirmed; or a new master has two in its tail, and
     the topic made again between them. Else what is sent between the two goes with the second."""
     topic = TopicConfig(topic_name="T")
     service.put_topic(topic)
     service.delete_topic("T")
     service.delete_topic("T")
-    service.own_record_confirmed(service.records[-2].encode(), 200)
+    service.own_record_confirmed(tables.records[-2].encode(), 200)
     with pytest.raises(BrokerRefusal, match="being deleted"):
         service.put_topic(topic)
-    service.own_record_confirmed(service.records[-1].encode(), 300)
+    service.own_record_confirmed(tables.records[-1].encode(), 300)
     service.put_topic(topic)
     assert service.for_send("T", "TBW102", 4) == topic
 
@@ -140,12 +117,12 @@ def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(service):
     assert service.get("rmq_sys_BATON_METADATA") is None
 
 
-def test_r31_a_record_of_a_newer_version_changes_nothing(service):
+def test_r31_a_record_of_a_newer_version_changes_nothing(service, tables):
     for body in (b'{"v": 99, "topics": {}}', b"\xff"):
         for arrives in ("apply_record", "take_over_record", "own_record_confirmed"):
             with pytest.raises(RemoteProtocolError, match="metadata record"):
                 getattr(service, arrives)(body, 900)
-    assert service.records == [] and service.dropped_topics == []
+    assert tables.records == [] and tables.dropped == []
 
 
 def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(service):

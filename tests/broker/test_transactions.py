@@ -238,7 +238,8 @@ class Asked:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*self.answers, return_exceptions=True)
+        while open_answers := [answer for answer in self.answers if not answer.done()]:
+            await asyncio.wait(open_answers)
         await self.client.close()
 
 

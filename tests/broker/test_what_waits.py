@@ -13,11 +13,12 @@ from lone_broker import (
     lone_broker,
     make_group,
     messages,
+    refuse,
     run_with_broker,
     topic_header,
     until,
 )
-from test_transactions import COMMIT, NO_CHECKS, half, refuse
+from test_transactions import COMMIT, NO_CHECKS, half
 
 from batonmq.broker.schedule.timer_queue import TimerQueue
 from batonmq.broker.tables.delay_offset import TimerProgress
