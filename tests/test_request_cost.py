@@ -37,7 +37,14 @@ from batonmq.remoting import budget
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand, encode_frame
 from batonmq.remoting.connection import BACKLOG_BYTES_MAX, Processors
 from tests.broker.heartbeats import heartbeat
-from tests.broker.lone_broker import lone_broker, send_header
+from tests.broker.lone_broker import (
+    lone_broker,
+    long_send_header,
+    pop_header,
+    pull_header,
+    send_header,
+    topic_header,
+)
 from tests.shared.turns import counted_turns
 from tests.test_ten_thousand import MANY, World, _registration, runner
 
@@ -88,16 +95,8 @@ def _acks() -> bytes:
 
 SETTINGS = b"\n".join(b"k%d=v" % number for number in range(3000))
 BATCH = [BatchItem(b"x", b"UNIQ_KEY\x01%032X\x02" % n) for n in range(MESSAGES_MAX)]
-POP = {
-    "consumerGroup": "g1", "topic": "large", "queueId": "-1", "maxMsgNums": "32", "exp": "*",
-    "invisibleTime": "60000", "pollTime": "0", "bornTime": "0", "initMode": "0", "expType": "TAG",
-    "order": "false",
-}  # fmt: skip
-PULL = {
-    "consumerGroup": "g1", "topic": "large", "queueId": "0", "queueOffset": "0",
-    "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
-    "subVersion": "0", "subscription": "*", "expressionType": "TAG",
-}  # fmt: skip
+POP = pop_header(consumerGroup="g1", topic="large")
+PULL = pull_header(consumerGroup="g1", topic="large")
 LARGE_QUEUE = {"topic": "large", "queueId": "0"}
 END = {
     "producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": "0",
@@ -106,9 +105,7 @@ END = {
 HANDLE = {"consumerGroup": "g1", **LARGE_QUEUE, "offset": "0", "extraInfo": "0 1 60000 0 0 b 0 0"}
 
 BROKER: dict[int, Callable[[], Case]] = {
-    10: lambda: ({"producerGroup": "p", "topic": "T1", "defaultTopic": "TBW102",
-                  "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0",
-                  "bornTimestamp": "1", "flag": "0", "properties": ""}, b"x" * MESSAGE_MAX),
+    10: lambda: (long_send_header(topic="T1"), b"x" * MESSAGE_MAX),
     310: lambda: (send_header("T1", 0, {"KEYS": "k" * 30_000}), b"x" * MESSAGE_MAX),
     320: lambda: (send_header("T1", 0, {}) | {"m": "true"}, encode_batch(BATCH)),
     11: lambda: (PULL, b""),
@@ -117,9 +114,7 @@ BROKER: dict[int, Callable[[], Case]] = {
                   "endTimestamp": str(2**62)}, b""),
     14: lambda: (LARGE_QUEUE | {"consumerGroup": "everywhere"}, b""),
     15: lambda: (LARGE_QUEUE | {"consumerGroup": "everywhere", "commitOffset": "1"}, b""),
-    17: lambda: ({"topic": NAME, "defaultTopic": "TBW102", "readQueueNums": "1024",
-                  "writeQueueNums": "1024", "perm": "6", "topicFilterType": "SINGLE_TAG",
-                  "topicSysFlag": "0", "order": "false"}, b""),
+    17: lambda: (topic_header(NAME, 1024), b""),
     18: lambda: ({}, _topic_configs()),
     21: lambda: ({}, b""),
     25: lambda: ({}, SETTINGS),
@@ -164,10 +159,8 @@ BROKER: dict[int, Callable[[], Case]] = {
     317: lambda: ({"isOrder": "false"}, b""),
     321: lambda: (LARGE_QUEUE | {"index": "0", "count": "1024"}, b""),
     323: lambda: ({"topic": "TRANS_CHECK_MAX_TIME_TOPIC", "msgId": "0" * 32}, b""),
-    324: lambda: ({"producerGroup": "p", "topic": "T1", "defaultTopic": "TBW102",
-                   "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0",
-                   "bornTimestamp": "1", "flag": "0", "bornHost": "h", "storeHost": "h",
-                   "storeTimestamp": "1"}, b"x" * MESSAGE_MAX),
+    324: lambda: (long_send_header(topic="T1", bornHost="h", storeHost="h", storeTimestamp="1"),
+                   b"x" * MESSAGE_MAX),
     325: lambda: (send_header("T1", 0, {}), b"x" * MESSAGE_MAX),
     328: lambda: ({}, b""),
     343: lambda: ({"group": "everywhere"}, b""),

@@ -150,6 +150,14 @@ def pull_header(
     return {name: str(value) for name, value in (fields | changed).items()}
 
 
+def pop_header(**changed: object) -> dict[str, str]:
+    """Of POP_MESSAGE (200050)."""
+    fields: dict[str, object] = {"consumerGroup": "g", "topic": "T", "queueId": -1}
+    fields |= {"maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0}
+    fields |= {"initMode": 0, "expType": "TAG", "exp": "*", "order": "false"}
+    return {name: str(value) for name, value in (fields | changed).items()}
+
+
 def topic_header(topic: str = "T", queues: int = 4, **changed: str) -> dict[str, str]:
     """Of UPDATE_AND_CREATE_TOPIC (17)."""
     fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "order": "false"}

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from heartbeats import heartbeat
 from lone_broker import (
     Rig,
     lone_broker,
@@ -23,9 +24,6 @@ from lone_broker import (
 from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    SubscriptionData,
     SubscriptionGroupConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
@@ -188,19 +186,9 @@ async def test_members_are_notified_of_each_other(rig):
     processors.register(40, lambda cmd, _: noticed.append(cmd.ext["consumerGroup"]))
     other = RemotingClient(processors)
 
-    def beat(client_id: str) -> bytes:
-        data = ConsumerData(
-            group_name="g",
-            consume_type="CONSUME_PASSIVELY",
-            message_model="CLUSTERING",
-            consume_from_where="CONSUME_FROM_LAST_OFFSET",
-            subscription_data_set=[SubscriptionData(topic="T", sub_string="*")],
-        )
-        return HeartbeatData(client_id=client_id, consumer_data_set=[data]).encode()
-
-    address = rig.service.address
-    await other.invoke(address, RemotingCommand.request(34, {}, beat("c1")), 3000)
-    await rig.ask(34, body=beat("c2"))
+    join = RemotingCommand.request(34, {}, heartbeat("c1", "T").encode())
+    await other.invoke(rig.service.address, join, 3000)
+    await rig.ask(34, body=heartbeat("c2", "T").encode())
     listed = await rig.ask(38, {"consumerGroup": "g"})
     assert json.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
     await until(lambda: len(noticed) >= 2)

@@ -5,19 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
+from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, until
 
 from batonmq.broker.consume.group_admin import GroupAdminProcessor
 from batonmq.protocol.bodies import (
     ConsumerConnection,
-    ConsumerData,
     ConsumeStats,
     GetConsumerStatusBody,
     GroupList,
-    HeartbeatData,
-    ProducerData,
     ResetOffsetBody,
-    SubscriptionData,
     TopicStatsTable,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -30,15 +27,6 @@ from batonmq.remoting.endpoint import RemotingClient
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
 Q0 = MessageQueue("T", "broker-a", 0)
-
-
-def beat(client_id: str) -> bytes:
-    subscription = SubscriptionData(topic="T", sub_version=1)
-    return HeartbeatData(
-        client_id=client_id,
-        consumer_data_set=[ConsumerData(group_name="g", subscription_data_set=[subscription])],
-        producer_data_set=[ProducerData(group_name="p")],
-    ).encode()
 
 
 class Member:
@@ -60,7 +48,7 @@ class Member:
         return self._answer
 
     async def join(self, rig: Rig) -> None:
-        request = RemotingCommand.request(34, body=beat(self.client_id))
+        request = RemotingCommand.request(34, body=heartbeat(self.client_id, "T").encode())
         assert (await self.client.invoke(rig.service.address, request, 5000)).code == 0
 
 
@@ -163,7 +151,7 @@ async def test_who_is_connected(rig):
         reply = await rig.ask(code, asked)
         assert (reply.code, reply.remark) == (reported["code"], reported["remark"])
     await rig.send()
-    await rig.ask(34, body=beat("me@1"))
+    await rig.ask(34, body=heartbeat("me@1", "T").encode())
     body = ConsumerConnection.decode((await rig.ask(203, {"consumerGroup": "g"})).body)
     (connection,) = body.connection_set
     assert (connection.client_id, connection.language) == ("me@1", "PYTHON")

@@ -16,6 +16,7 @@ from lone_broker import (
     end_of,
     expire_all_but_last,
     lone_broker,
+    pop_header,
     refuse,
     unconfirmed,
     until,
@@ -55,20 +56,7 @@ def golden(code: int, number: int = 0) -> Any:
 
 
 async def pop(rig: Rig, **changed: object) -> RemotingCommand:
-    fields = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "-1",
-        "maxMsgNums": "32",
-        "invisibleTime": "60000",
-        "pollTime": "0",
-        "bornTime": "0",
-        "initMode": "0",
-        "expType": "TAG",
-        "exp": "*",
-        "order": "false",
-    }
-    return await rig.ask(200050, fields | {key: str(value) for key, value in changed.items()})
+    return await rig.ask(200050, pop_header(**changed))
 
 
 def messages(reply: RemotingCommand) -> list[tuple[MessageExt, PopHandle]]:

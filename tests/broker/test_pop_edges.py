@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import test_pop as pops
+from heartbeats import heartbeat
 from lone_broker import (
     HeldConfirms,
     Rig,
@@ -234,14 +235,6 @@ async def test_a_reset_clears_the_block_of_an_orderly_pop(rig, clock):
     assert pops.bodies(await pops.pop(rig, **order)) == [b"1", b"2"]
 
 
-def consumer(group: str) -> dict[str, object]:
-    return {
-        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
-        "subscriptionDataSet": [{"topic": "T", "subString": "*"}],
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("others", [1, 40])
 async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(tmp_path, others):
     async with lone_broker(tmp_path, broker={"auto_create_subscription_group": False}) as rig:
@@ -249,16 +242,14 @@ async def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(tm
         known = [f"known{number}" for number in range(others)]
         for group in known:
             await rig.ask(200, {}, json.dumps({"groupName": group}).encode())
-        beat = {
-            "clientID": "c1",
-            "consumerDataSet": [consumer("not_there"), *map(consumer, known)],
-            "producerDataSet": [{"groupName": "pg"}],
-        }
-        reply = await rig.ask(34, {}, json.dumps(beat).encode())
+        beat = heartbeat("c1", "T", group="not_there")
+        for group in known:
+            beat.consumer_data_set += heartbeat("c1", "T", group=group).consumer_data_set
+        reply = await rig.ask(34, {}, beat.encode())
         assert reply.code == 0 and "not_there" in (reply.remark or "")
         for group in known:
             assert (await rig.ask(38, {"consumerGroup": group})).code == 0
-        assert (await rig.ask(204, {"producerGroup": "pg", "topic": "T"})).code == 0
+        assert (await rig.ask(204, {"producerGroup": "p", "topic": "T"})).code == 0
         assert (await rig.ask(38, {"consumerGroup": "not_there"})).code == 1
 
 

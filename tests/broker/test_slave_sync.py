@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from lone_broker import Rig, lone_broker, tables_in, unconfirmed, until
+from lone_broker import Rig, lone_broker, pop_header, tables_in, unconfirmed, until
 
 from batonmq.broker.tables import slave_sync
 from batonmq.broker.tables.broker_tables import BrokerTables
@@ -179,10 +179,7 @@ async def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(t
 
 async def _popped(rig: Rig) -> list[int]:
     """The offsets in queue 0 of T that group g gets of the broker's POP."""
-    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "maxMsgNums": "4"}
-    times = {"invisibleTime": "60000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
-    how = {"expType": "TAG", "exp": "*", "order": "false"}
-    reply = await rig.ask(200050, fields | times | how)
+    reply = await rig.ask(200050, pop_header(queueId=0, maxMsgNums=4))
     return [message.queue_offset for message in decode_records(reply.body)]
 
 
