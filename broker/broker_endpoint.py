@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -76,17 +76,16 @@ class BrokerEndpoint:
     """Endpoint, role gate and relay of one broker. Call `listen`, `open`, `close` once each, in
     this order. `laps` measures the steps of the start."""
 
-    def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
+    def __init__(self, config: BrokerSections) -> None:
         self.gate = RoleGate()
         self.guard = _guard(config)
         guard = self.guard
         self.sign = sign = guard.signer if guard is not None else None
         self.require: Require = guard.require_also if guard is not None else allow_all
-        self.relay = Relay(self.gate, clock_ms, enabled=config.relays, tls=config.tls, sign=sign)
+        self.relay = Relay(self.gate, boot_ms, enabled=config.relays, tls=config.tls, sign=sign)
         self.is_listening = False
-        self.laps = Laps(clock_ms)
+        self.laps = Laps(boot_ms)
         self._config = config.broker
-        self._clock_ms = clock_ms
         self.processors = self._early_processors()
         tls = config.tls
         self.server = RemotingServer(
@@ -175,7 +174,7 @@ class BrokerEndpoint:
         if len(self._early) >= HELD_MAX or self._early_bytes + size > HELD_BYTES_MAX:
             self._refuse(channel, request)
             return None
-        self._early.append(Early(channel, request, self._clock_ms() + WAIT_MS))
+        self._early.append(Early(channel, request, boot_ms() + WAIT_MS))
         self._early_bytes += size
         return None
 
@@ -215,7 +214,7 @@ class BrokerEndpoint:
         while True:
             await asyncio.sleep(TICK_S)
             # One time for all slices: what becomes late meanwhile waits for the next tick.
-            await in_slices(partial(self.tick, self._clock_ms()))
+            await in_slices(partial(self.tick, boot_ms()))
 
     async def _find_master(self) -> None:
         """Asks one name server after the other, until `open`, because the master may change."""

@@ -528,16 +528,9 @@ def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEnd
 
 
 def _tables(config: BrokerSections) -> BrokerTables:
-    broker, folder = config.broker, config.store.root / "config"
+    folder = config.store.root / "config"
     return BrokerTables(
-        TopicConfigManager(
-            folder / "topics.json",
-            cluster_name=broker.broker_cluster_name,
-            broker_name=broker.broker_name,
-            auto_create_topic=broker.auto_create_topic_enable,
-            default_queue_nums=broker.default_topic_queue_nums,
-            trace_topic=broker.msg_trace_topic_name if broker.trace_topic_enable else "",
-        ),
+        TopicConfigManager(folder / "topics.json", config.broker),
         SubscriptionGroupManager(folder / "subscriptionGroup.json"),
         ConsumerOffsetManager(folder / "consumerOffset.json"),
         DelayOffsetManager(folder / "delayOffset.json"),

@@ -22,6 +22,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from msgspec.structs import replace
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.held_requests import HeldPop, HeldPull, PopHold, PullHold
 from batonmq.broker.filter.consumer_filter import DEAD_MAX_MS, ConsumerFilterManager
@@ -93,7 +94,7 @@ ASKED = RemotingCommand.request(310)
 
 def test_bodies_of_large_tables_are_written_and_read_in_pieces(tmp_path: Path) -> None:
     """By calls into C of 256 entries each."""
-    topics = TopicConfigManager(tmp_path / "topics.json")
+    topics = TopicConfigManager(tmp_path / "topics.json", BrokerConfig())
     topics.put_all(TopicConfig(topic_name=f"T{number}") for number in range(MANY))
     groups = SubscriptionGroupManager(tmp_path / "groups.json")
     groups.put_all(SubscriptionGroupConfig(group_name=f"g{number}") for number in range(MANY))
@@ -619,7 +620,7 @@ async def _tables(world: World) -> None:
     topics, groups = mine.topics.wrapper().encode(), mine.groups.wrapper().encode()
     offsets, folder = mine.offsets.wrapper().offset_table, Path("never written")
     theirs = (
-        TopicConfigManager(folder),
+        TopicConfigManager(folder, BrokerConfig()),
         SubscriptionGroupManager(folder),
         ConsumerOffsetManager(folder),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from batonmq.auth.guard import Require, allow_all
+from batonmq.auth.guard import Require
 from batonmq.auth.rights import pop_topic_needs
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
@@ -45,7 +45,7 @@ KNOWS_LIMIT_VERSION: Final = 121
 class SendBackProcessor:
     """Runs on masters; the relay passes on requests of other replicas."""
 
-    def __init__(self, path: WritePath, topics: TopicService, require: Require = allow_all) -> None:
+    def __init__(self, path: WritePath, topics: TopicService, require: Require) -> None:
         """`require` checks the rights again: the message is named by its offset, so its topic is
         known only once it is read."""
         self._require = require

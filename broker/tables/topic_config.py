@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.config_file import NamedTable
 from batonmq.protocol import topic_name as names
 from batonmq.protocol.bodies import (
@@ -35,16 +36,9 @@ def topic_config(name: str, queue_nums: int, perm: int = _READ_WRITE) -> TopicCo
     )
 
 
-def system_topics(
-    cluster_name: str,
-    broker_name: str,
-    *,
-    auto_create_topic: bool,
-    default_queue_nums: int,
-    trace_topic: str = "",
-) -> list[TopicConfig]:
-    """The topics that a broker always has: those of a new Java broker, and ours. `trace_topic`:
-    where clients send their message traces, "" for none."""
+def system_topics(config: BrokerConfig) -> list[TopicConfig]:
+    """The topics that a broker always has: those of a new Java broker, and ours."""
+    cluster_name, broker_name = config.broker_cluster_name, config.broker_name
     topics = [
         topic_config(names.SELF_TEST_TOPIC, 1),
         topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
@@ -61,36 +55,19 @@ def system_topics(
         topic_config(names.TIMER_TOPIC, 1),
         topic_config(names.POP_TOPIC, 1),
     ]
-    if trace_topic:
-        topics.append(topic_config(trace_topic, 1))
-    if auto_create_topic:
-        topics.append(
-            topic_config(names.AUTO_CREATE_TOPIC, default_queue_nums, PERM_INHERIT | _READ_WRITE)
-        )
+    if config.trace_topic_enable:
+        topics.append(topic_config(config.msg_trace_topic_name, 1))
+    if config.auto_create_topic_enable:
+        queue_nums = config.default_topic_queue_nums
+        topics.append(topic_config(names.AUTO_CREATE_TOPIC, queue_nums, PERM_INHERIT | _READ_WRITE))
     return topics
 
 
 class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
     """Topic name to TopicConfig. One thread only."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        cluster_name: str = "DefaultCluster",
-        broker_name: str = "broker",
-        auto_create_topic: bool = True,
-        default_queue_nums: int = 8,
-        trace_topic: str = "",
-    ) -> None:
-        topics = system_topics(
-            cluster_name,
-            broker_name,
-            auto_create_topic=auto_create_topic,
-            default_queue_nums=default_queue_nums,
-            trace_topic=trace_topic,
-        )
-        system = {config.topic_name: config for config in topics}
+    def __init__(self, path: Path, config: BrokerConfig) -> None:
+        system = {topic.topic_name: topic for topic in system_topics(config)}
         super().__init__(path, TopicConfigSerializeWrapper, system)
 
     @staticmethod

@@ -214,7 +214,7 @@ def sections_of(
 
 def tables_in(folder: Path) -> BrokerTables:
     return BrokerTables(
-        TopicConfigManager(folder / "topics.json", cluster_name="C", broker_name="broker-a"),
+        TopicConfigManager(folder / "topics.json", BrokerConfig(broker_cluster_name="C")),
         SubscriptionGroupManager(folder / "subscriptionGroup.json"),
         ConsumerOffsetManager(folder / "consumerOffset.json"),
         DelayOffsetManager(folder / "delayOffset.json"),

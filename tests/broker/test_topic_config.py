@@ -10,6 +10,7 @@ import pytest
 from failing_disk import failing
 from test_consumer_offset import persist
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.subscription_group import (
     SYSTEM_GROUPS,
     SubscriptionGroupManager,
@@ -29,10 +30,9 @@ from batonmq.runtime.durable_file import backup_path
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
 
-def topics_at(folder: Path, **kwargs: bool) -> TopicConfigManager:
-    manager = TopicConfigManager(
-        folder / "topics.json", broker_name="broker-a", default_queue_nums=4, **kwargs
-    )
+def topics_at(folder: Path, **settings: bool) -> TopicConfigManager:
+    config = BrokerConfig(default_topic_queue_nums=4, **settings)
+    manager = TopicConfigManager(folder / "topics.json", config)
     manager.load()
     return manager
 
@@ -85,7 +85,7 @@ def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_pat
     expected = {n: c for n, c in java.topic_config_table.items() if n not in users}
     expected[POP_TOPIC] = topic_config(POP_TOPIC, 1)
     assert manager.table == expected
-    assert "TBW102" not in topics_at(tmp_path, auto_create_topic=False)
+    assert "TBW102" not in topics_at(tmp_path, auto_create_topic_enable=False)
     assert persist(manager)
     again = topics_at(tmp_path)
     assert again.table == expected
@@ -246,7 +246,7 @@ def test_a_write_that_failed_can_be_done_again(tmp_path, monkeypatch):
 
 
 def test_system_topics_are_named_after_cluster_and_broker():
-    topics = system_topics("C", "b", auto_create_topic=False, default_queue_nums=8)
+    topics = system_topics(BrokerConfig(broker_cluster_name="C", broker_name="b"))
     assert {"C", "b", "C_REPLY_TOPIC", "rmq_sys_REVIVE_LOG_C", "rmq_sys_SYNC_BROKER_MEMBER_b"} <= {
         topic.topic_name for topic in topics
     }
