@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.replication.replication import Replication
-from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.request_fields import flag, invalid, number, text
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -161,10 +161,9 @@ class AdminProcessor:
 
     def _check_topic(self, config: TopicConfig, *, is_forced: bool) -> None:
         if not 0 <= config.perm <= PERM_MAX:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
+            raise invalid(
                 f"perm of topic {config.topic_name} is {config.perm}, allowed are 0 (nothing) to"
-                f" {PERM_MAX}: the sum of 4 (read), 2 (write) and 1 (others are created from it)",
+                f" {PERM_MAX}: the sum of 4 (read), 2 (write) and 1 (others are created from it)"
             )
         known = self._topics.get(config.topic_name)
         wanted = config.read_queue_nums
@@ -172,11 +171,10 @@ class AdminProcessor:
             return
         last = self._path.store.queries.last_held(config.topic_name, known.read_queue_nums)
         if wanted <= last:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
+            raise invalid(
                 f"topic {config.topic_name}: readQueueNums is {wanted}, but queue {last} holds"
                 f" messages, and no consumer could read them. Allowed are {last + 1} and more, or"
-                " force=true (mqctl updateTopic --force)",
+                " force=true (mqctl updateTopic --force)"
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -241,9 +239,7 @@ class AdminProcessor:
         self._path.gate.require_open()
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it cannot be changed"
-            )
+            raise invalid(f"{group} is a system group: it cannot be changed")
         # A bad name that an earlier version let in must remain deletable (R46).
         if group not in self._topics.groups:
             check_group(group)
@@ -329,7 +325,7 @@ class AdminProcessor:
         try:
             done = self._path.store.repair(text(request, "suspect"))
         except StoreStateError as error:
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, str(error)) from error
+            raise invalid(str(error)) from error
         response = RemotingCommand.response_to(request)
         response.remark = done
         return response
@@ -351,23 +347,17 @@ def _queues(request: RemotingCommand, key: str, default: int | None) -> int:
 
 def _check_queues(what: str, queues: int) -> None:
     if not 1 <= queues <= TOPIC_QUEUES_MAX:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"{what} is {queues}, allowed are 1 to {TOPIC_QUEUES_MAX}",
-        )
+        raise invalid(f"{what} is {queues}, allowed are 1 to {TOPIC_QUEUES_MAX}")
 
 
 def _check_group_config(config: SubscriptionGroupConfig) -> None:
     check_group(config.group_name)
     if config.attributes:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER,
-            f"group {config.group_name}: it has attributes; as in RocketMQ 5.3.3 there are none",
+        raise invalid(
+            f"group {config.group_name}: it has attributes; as in RocketMQ 5.3.3 there are none"
         )
 
 
 def _refuse_system_topic(topic: str) -> None:
     if is_system_topic(topic):
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it cannot be changed"
-        )
+        raise invalid(f"{topic} is a system topic: it cannot be changed")

@@ -22,6 +22,7 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
+from batonmq.broker.request_fields import invalid
 from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send.send_back import dead_letter_properties
 from batonmq.broker.tables.topics import TopicService
@@ -429,10 +430,7 @@ class SendProcessor:
                 # Now a dead letter: the client chose among the queues of the retry topic.
                 queue_id = 0
             else:
-                raise BrokerRefusal(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"queueId {queue_id} of topic {topic}: it has {queues} queues",
-                )
+                raise invalid(f"queueId {queue_id} of topic {topic}: it has {queues} queues")
         return topic, queue_id
 
     def _look_up(self, ext: SendFields) -> tuple[str, int]:
