@@ -74,7 +74,6 @@ class ConsumerFilterManager:
     """group -> topic -> filter. Not thread-safe. Filters are replaced, never changed in place."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """`path` is `config/consumerFilter.json`; call `load` next."""
         self._file = ConfigFile(path, ConsumerFilterTable)
         self._clock_ms = clock_ms
         self._groups: dict[str, dict[str, ConsumerFilterData]] = {}

@@ -115,5 +115,4 @@ class DelayQueues:
         self._levels[queue_id].next_read_ms = NOW
 
     def offset_of(self, queue_id: int) -> int:
-        """The offset of the next message to deliver."""
         return self._levels[queue_id].offset

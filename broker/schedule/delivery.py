@@ -228,7 +228,6 @@ class TimerService(_DueMessages):
         return max(0, first_ms - DAY_MS)
 
     def __len__(self) -> int:
-        """The number of waiting messages."""
         return len(self._queue)
 
     def backlog(self) -> tuple[int, int]:

@@ -53,7 +53,6 @@ class TimerQueue:
         self._early_to = min(progress.early_to, end_offset)
 
     def __len__(self) -> int:
-        """How many messages wait."""
         return len(self._heap) + len(self._late)
 
     def skip_to(self, least_offset: int) -> None:

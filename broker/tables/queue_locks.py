@@ -84,7 +84,6 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return table
 
     def replace_all(self, table: QueueLockTable) -> None:
-        """Takes over the master's table."""
         self._take(table)
         self._new_version()
 

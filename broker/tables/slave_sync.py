@@ -498,7 +498,6 @@ class SlaveSourceProcessor:
         return await reply_in_turns(request, body, {"totalTopicNum": str(len(table))})
 
     async def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         table = self._tables.groups
         return await reply_in_turns(request, table.wrapper(), {"totalGroupNum": str(len(table))})
 
@@ -529,7 +528,6 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(request, body=check)
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """GET_ALL_DELAY_OFFSET (45)."""
         ext = {EXT_CARRIED_OUT: str(self._confirm_offset())}
         body = self._tables.delays.wrapper().encode()
         return RemotingCommand.response_to(request, ext=ext, body=body)

@@ -105,7 +105,6 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
                 self._new_version()
 
     def replace_all(self, table: MessageRequestModeSerializeWrapper) -> None:
-        """Replaces the table by the master's."""
         if table.message_request_mode_map != self._table:
             self._table = table.message_request_mode_map
             self._new_version()

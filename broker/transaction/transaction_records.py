@@ -301,7 +301,6 @@ def make_half(message: NewMessage) -> None:
 
 
 def half_of(record: Buffer) -> Half:
-    """The half message of a record."""
     head = scan_record(record)
     assert head is not None, "units point to whole records"
     properties = head.properties

@@ -148,7 +148,6 @@ class TransactionService(LogFeature):
             self._wake_in(0)
 
     def __len__(self) -> int:
-        """The number of open transactions."""
         return len(self._table)
 
     def _read(self) -> bool:

@@ -163,7 +163,6 @@ class BrokerStats:
         return self._tps(self._puts, topic)
 
     def got_tps(self, topic: str, group: str) -> float:
-        """The same, to a group."""
         return self._tps(self._gets, f"{topic}@{group}")
 
     def _tps(self, table: StatsTable, key: str) -> float:

@@ -187,7 +187,6 @@ class FlowControl:
         """How long the log's last write took."""
 
     def wrote(self, began_ms: int, now_ms: int) -> None:
-        """A write of the log is over."""
         self.last_write_ms = now_ms - began_ms
         if self.last_write_ms > self._store.os_page_cache_busy_timeout_ms:
             self._clean_until_ms = now_ms + CLEAN_MS

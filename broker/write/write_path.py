@@ -361,7 +361,6 @@ class WritePath:
             self.store.background.request_flush()
 
     def flushed(self, flushed_offset: int) -> None:
-        """All below `flushed_offset` is on this broker's disk."""
         self.rule.flushed(flushed_offset)
 
     def confirmed(self, offset: int) -> None:
