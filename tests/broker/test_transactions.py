@@ -36,7 +36,6 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.layout import UNIT_SIZE
-from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import NewMessage, decode_record, message_to_store
@@ -83,7 +82,7 @@ async def half(
     return sent
 
 
-def record_of(rig: Rig, sent: RemotingCommand) -> MessageExt:
+def record_of(rig: Rig, sent: RemotingCommand) -> memoryview:
     _, offset = decode_offset_msg_id(sent.ext["msgId"])
     record = rig.service.store.queries.look_message_by_offset(offset)
     assert record is not None
@@ -148,7 +147,7 @@ async def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_
         path, record = rig.service.path, record_of(rig, sent)
         place = real_place(message_to_store(record).properties)
         assert place == ("T", 1)
-        path.put_message(committed(record, record.physical_offset, place))
+        path.put_message(committed(record, decode_record(record).physical_offset, place))
         path.schedule_flush()
         await until(lambda: end_of(rig, "T", 1) == 1)
     crashed(tmp_path)
