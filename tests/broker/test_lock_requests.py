@@ -1,12 +1,10 @@
 """41 and 42 at a broker: what is answered, when, and what the log has of it."""
 
 import asyncio
-import errno
 import json
-import os
 from pathlib import Path
-from unittest.mock import Mock
 
+from failing_disk import failing
 from lone_broker import lone_broker, unconfirmed, until
 
 from batonmq.protocol.bodies import (
@@ -17,7 +15,6 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
-from batonmq.runtime import disk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -71,19 +68,18 @@ async def test_r30_a_lock_is_answered_when_its_record_is_confirmed(rig):
         assert refused.code == 2 and "slave" in (refused.remark or "")
 
 
-async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(tmp_path, monkeypatch):
+async def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(tmp_path):
     """Neither is its renewal, which writes nothing."""
-    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     async with lone_broker(tmp_path, flush_interval_consume_queue=20, slave_timeout=60_000) as rig:
         await rig.send()
-        monkeypatch.setattr(disk, "pwrite", full)
-        waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
-        await until(lambda: not rig.service.store.appender.is_writable)
-        renewal = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
-        for _ in range(3):
-            await rig.ask(45)
-        assert not waits.done() and not renewal.done()
-        monkeypatch.setattr(disk, "pwrite", os.pwrite)
+        # Of the log only: a queue's writer must not find the full disk before the lock does.
+        with failing("pwrite /commitlog ENOSPC"):
+            waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+            await until(lambda: not rig.service.store.appender.is_writable)
+            renewal = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+            for _ in range(3):
+                await rig.ask(45)
+            assert not waits.done() and not renewal.done()
         assert owned(await waits) == owned(await renewal) == [QUEUE]
 
 
