@@ -52,13 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     parts = [part for part in PARTS if not options.only or part.name in options.only]
-    if options.classic:
-        parts = [part for part in parts if part.in_classic]
-        if not parts:
-            print(
-                "bench: --classic: none of the parts of --only has a classic side", file=sys.stderr
-            )
-            return 2
     classpath = ""
     try:
         if "java" in options.sides or any(part.needs_programs for part in parts):
@@ -70,9 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(
         prefix="batonmq-bench-", dir=options.folder, ignore_cleanup_errors=True
     ) as folder:
-        run = BenchRun(
-            options.rounds, options.quick, options.sides, Path(folder), classpath, options.classic
-        )
+        run = BenchRun(options.rounds, options.quick, options.sides, Path(folder), classpath)
         try:
             return _run_all(run, parts, options.json)
         except KeyboardInterrupt:
@@ -159,9 +150,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, raw, here")
     parser.add_argument("--only", type=names_among(names), default=(), metavar=",".join(names))
     parser.add_argument("--sides", type=names_among(SIDES), default=SIDES, metavar=",".join(SIDES))
-    parser.add_argument(
-        "--classic", action="store_true", help="pairs without controllers: sends, consume, catchup"
-    )
     parser.add_argument("--quick", action="store_true", help="short: shows that it works, no more")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are put"

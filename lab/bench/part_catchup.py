@@ -137,4 +137,4 @@ def fill(master: str, size: int) -> None:
             under_way -= 1
 
 
-PART = BenchPart("catchup", "catch-up of an emptied replica", rows, measure, in_classic=True)
+PART = BenchPart("catchup", "catch-up of an emptied replica", rows, measure)

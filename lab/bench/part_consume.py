@@ -81,6 +81,4 @@ def _consume(
     return answer
 
 
-PART = BenchPart(
-    "consume", "push consume of a backlog", rows, measure, needs_programs=True, in_classic=True
-)
+PART = BenchPart("consume", "push consume of a backlog", rows, measure, needs_programs=True)

@@ -91,6 +91,4 @@ def _window(
     )
 
 
-PART = BenchPart(
-    "sends", "sends per second and their cost", rows, measure, needs_programs=True, in_classic=True
-)
+PART = BenchPart("sends", "sends per second and their cost", rows, measure, needs_programs=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.bench.report import ReportRow
-from lab.bench.side import ClassicPair, ClusterSide, JavaPeer, OurCluster
+from lab.bench.side import ClusterSide, JavaPeer, OurCluster
 from lab.cluster.java import JavaProgram
 
 SIDES: Final = ("java", "ours")
@@ -52,8 +52,6 @@ class BenchRun:
     folder: Path
     classpath: str
     """Of the Java programs; empty if no part needs Java."""
-    classic: bool = False
-    """Both sides are pairs without controllers."""
     raw: dict[str, object] = field(default_factory=dict)
     noise: list[float] = field(default_factory=list)
 
@@ -70,11 +68,9 @@ class BenchRun:
         """A side just spawned, or one to spawn. `supervised`: what starts it starts its dead again,
         if it can (Java's does not). An exception inside gets the end of its logs."""
         folder = self.folder / name
-        side: ClusterSide
-        if self.classic:
-            side = ClassicPair(folder, name)
-        else:
-            side = JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
+        side: ClusterSide = (
+            JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
+        )
         try:
             if spawned:
                 side.spawn()
@@ -131,5 +127,3 @@ class BenchPart:
     rows: Callable[[], list[ReportRow]]
     measure: Callable[[BenchRun, dict[str, ReportRow]], None]
     needs_programs: bool = False
-    in_classic: bool = False
-    """Whether it measures a pair without controllers, too."""

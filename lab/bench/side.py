@@ -1,13 +1,11 @@
 """What the bench measures: a cluster of ours, or of RocketMQ 5.3.3 in the same shape.
 
-Under controllers: three name servers with a controller each, two brokers of one group, a write
-acknowledged only when the whole set has it. Classic: one name server (ours for both), SYNC_MASTER
-and a slave. Ports as `batonmq up` lays them out.
+Three name servers with a controller each, two brokers of one group, a write acknowledged only when
+the whole set has it. Ports as `batonmq up` lays them out.
 """
 
 from __future__ import annotations
 
-import shutil
 import signal
 from abc import abstractmethod
 from functools import partial
@@ -17,11 +15,10 @@ from typing import Final
 import psutil
 
 from lab.cluster import frames, java
-from lab.cluster.classic import ClassicGroup
 from lab.cluster.cluster import Cluster
 from lab.cluster.connection import HaStatus, ask, ha_status
 from lab.cluster.mixed import MixedGroup
-from lab.cluster.processes import HOST, free_base_port, is_running
+from lab.cluster.processes import HOST, is_running
 from lab.cluster.stores import wipe
 from lab.cluster.up import ClusterProcess
 
@@ -29,7 +26,6 @@ NAME_SERVERS: Final = 3
 BROKERS: Final = 2
 WHOLE_LIMIT_S: Final = 120.0
 READ_WRITE: Final = "6"
-SEGMENT: Final = 1 << 30
 
 
 class SideError(RuntimeError):
@@ -235,48 +231,6 @@ class JavaPeer(MixedGroup, ClusterSide):
 
     def empty_store(self, address: str) -> None:
         wipe(self.store(self._place(address)))
-
-
-class ClassicPair(ClassicGroup, ClusterSide):
-    """Without controllers. The same files for both kinds, but for Java's own defaults."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.name = name
-        self.base_port = free_base_port(BROKERS)
-        super().__init__(folder, self.base_port, segment=SEGMENT, heap=java.BENCH_HEAP)
-
-    @property
-    def name_servers(self) -> str:
-        return self.name_server
-
-    def spawn(self) -> None:
-        for address in self.broker_addresses:
-            self.start_broker(address)
-
-    def stop(self) -> None:
-        self.__exit__()
-
-    def broker_pid(self, address: str) -> int:
-        return self.pid(address)
-
-    def name_server_pids(self) -> list[int]:
-        return [self.pid("namesrv")]
-
-    def kill_broker(self, address: str, number: signal.Signals = signal.SIGKILL) -> None:
-        self.kill(address, number)
-
-    def start_broker(self, address: str) -> None:
-        start = self.start_java if self.name == "java" else self.start_ours
-        broker_id = self.broker_addresses.index(address)
-        role = "SLAVE" if broker_id else "SYNC_MASTER"
-        start(address, self.settings(broker_id, role, self._store(address)))
-
-    def empty_store(self, address: str) -> None:
-        shutil.rmtree(self._store(address))
-
-    def _store(self, address: str) -> Path:
-        return self.folder / f"store-{address}"
 
 
 def _has_route(address: str, topic: str) -> bool:

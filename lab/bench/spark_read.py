@@ -10,22 +10,15 @@ Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in 
 - Spark: the table into Parquet, all columns; and only counted
 
 Beside wall time stands processor time of all processes, since the machine may be shared.
-`--memory` adds the peak memory for that log and one four times as long. `--cluster`
-compares the same read, with a digest of all columns, on `local[1]`, `local[2]` and Sparks of
-several processes (local-cluster with one and two workers, and `--standalone`: a master and workers
-on loopback) that get this package as the wheel. Files go to `--folder`, and are removed.
+Files go to `--folder`, and are removed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,7 +33,7 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage, decode_record, encode_blank, encode_record
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from lab.bench.cpu import TreeSampler, cpu_of_tree
+from lab.bench.cpu import cpu_of_tree
 
 FILE_BYTES = 1 << 30
 PART_BYTES = 128 << 20
@@ -226,40 +219,7 @@ def _session(master: str) -> Any:
     return open_session("bench", master=master, settings=settings)
 
 
-def memory(folder: Path, size_bytes: int, root: Path, master: str) -> None:
-    """Peaks for the log and for one four times as long: decoding alone, and into Parquet."""
-    long = folder / "long"
-    make_log(long, 4 * size_bytes)
-    for name, log in (("1x", root), ("4x", long)):
-        argv = [sys.executable, "-m", "lab.bench.spark_read", "--decode-only", str(log)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        print(f"peak memory, decoding alone, {name}: {done.stdout.strip()} MiB", flush=True)
-    for name, log in (("1x", root), ("4x", long)):
-        # Each in a process of its own: a JVM keeps the heap that an earlier read made it take.
-        out = folder / f"parquet-{name}"
-        argv = [sys.executable, "-m", "lab.bench.spark_read", "--master", master]
-        argv += ["--parquet-only", str(log), str(out)]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-        peak = json.loads(done.stdout.splitlines()[-1])
-        shutil.rmtree(out)
-        print(
-            f"peak memory into Parquet, {name}: Python {peak['python'] >> 20} MiB together, "
-            f"JVM {peak['java'] >> 20} MiB",
-            flush=True,
-        )
-    shutil.rmtree(long)
-
-
-def peaks_into_parquet(master: str, log: Path, out: Path) -> dict[str, int]:
-    """Peaks of one read of a log into Parquet by Spark, with a JVM of its own."""
-    session = _session(master)
-    with TreeSampler() as used:
-        session.read.format("batonmq").load(str(log)).write.parquet(str(out))
-    session.stop()
-    return {"python": used.peak_python, "java": used.peak_java}
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="lab.bench.spark_read", description="Reading stores on Spark."
     )
@@ -267,21 +227,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--plain-mib", type=int, default=64)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--memory", action="store_true", help="also peaks, with a log of 4 times")
-    parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
-    parser.add_argument("--standalone", action="store_true", help="also a master and two workers")
-    parser.add_argument("--no-spark", action="store_true", help="decoding alone")
     parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
-    parser.add_argument("--decode-only", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--parquet-only", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.decode_only:
-        to_arrow(args.decode_only)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
-        return 0
-    if args.parquet_only:
-        print(json.dumps(peaks_into_parquet(args.master, *args.parquet_only)))
-        return 0
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="batonmq-spark-") as name:
         folder, size_bytes = Path(name), int(args.gib * (1 << 30))
         root = folder / "store"
@@ -291,17 +238,8 @@ def main() -> int:
             "plain loop, one core", plain_bytes, args.runs, lambda: plain_loop(root, plain_bytes)
         )
         measure("to Arrow, one core", size_bytes, args.runs, lambda: to_arrow(root))
-        if not args.no_spark:
-            SparkRuns(root, size_bytes, folder, args).run()
-        if args.memory:
-            memory(folder, size_bytes, root, args.master)
-        if args.cluster or args.standalone:
-            from lab.bench.spark_cluster import compare
-
-            if not compare(folder, root, size_bytes, args.runs, with_standalone=args.standalone):
-                return 1
-    return 0
+        SparkRuns(root, size_bytes, folder, args).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lab.cluster import java
@@ -13,8 +13,8 @@ from lab.cluster.processes import HOST, spawn
 
 
 class ClassicGroup(OwnProcesses[str]):
-    """See the module; `java_namesrv`: RocketMQ's name server. Small files, for tests, unless others
-    are given; `namesrv`: more keys of the name server."""
+    """See the module; `java_namesrv`: RocketMQ's name server; `namesrv`: more keys of the name
+    server."""
 
     limit_s = java.LIMIT_S
 
@@ -23,20 +23,18 @@ class ClassicGroup(OwnProcesses[str]):
         folder: Path,
         base: int,
         *,
-        segment: int = java.SEGMENT,
-        heap: Sequence[str] = java.SMALL_HEAP,
         namesrv: Mapping[str, object] | None = None,
         java_namesrv: bool = False,
     ) -> None:
         super().__init__()
         self.folder = folder
-        self._segment = segment
-        self._heap = heap
         self.name_server = f"{HOST}:{base}"
         self._base = base
         settings = {"listenPort": base, "bindAddress": HOST, **(namesrv or {})}
         if java_namesrv:
-            process = java.start_server(java.NAMESRV_MAIN, settings, folder / "namesrv", heap)
+            process = java.start_server(
+                java.NAMESRV_MAIN, settings, folder / "namesrv", java.SMALL_HEAP
+            )
         else:
             config = folder / "namesrv.properties"
             config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -55,7 +53,6 @@ class ClassicGroup(OwnProcesses[str]):
         return {
             **java.broker_settings(HOST, self._port(broker_id), self.name_server, store),
             **java.SMALL_FILES,
-            "mappedFileSizeCommitLog": self._segment,
             "brokerId": broker_id,
             "brokerRole": role,
             "inSyncReplicas": 2,
@@ -72,7 +69,7 @@ class ClassicGroup(OwnProcesses[str]):
 
     def start_java(self, name: str, settings: Mapping[str, object]) -> None:
         process = java.start_server(
-            java.BROKER_MAIN, {**settings, **java.NO_WARMING}, self.folder / name, self._heap
+            java.BROKER_MAIN, {**settings, **java.NO_WARMING}, self.folder / name, java.SMALL_HEAP
         )
         self._processes[name] = process
 

@@ -2,7 +2,7 @@
 
 Backends: `up.ClusterProcess` (`batonmq up` as a child), `held.HeldCluster` (processes of the lab,
 each in a network of its own), `compose.ComposeCluster` (containers), `mixed.MixedGroup` (with
-Java's brokers or controllers), `classic.ClassicGroup` (without controllers). The bench uses three
+Java's brokers or controllers), `classic.ClassicGroup` (without controllers). The bench uses two
 of them (`lab.bench.side`).
 """
 
