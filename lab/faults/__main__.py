@@ -1,4 +1,4 @@
-"""`python -m lab.faults table|clients|soak|verdict|list`: see the package."""
+"""`python -m lab.faults table|clients|soak|list`: see the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from lab.faults.clients import (
 from lab.faults.clients_gone import run_host_gone
 from lab.faults.soak import run_soak
 from lab.faults.table import run_table
-from lab.faults.verdict import run_verdicts
 
 
 def _progress(text: str) -> None:
@@ -65,10 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument(
         "--queues", type=int, default=0, help="write to so many queues in turn as well"
     )
-    verdict = commands.add_parser("verdict", help="incidents, and what mqctl verdict says of them")
-    verdict.add_argument("--count", type=int, default=200)
-    verdict.add_argument("--only", type=lambda text: text.split(","), default=[], help="NAME,…")
-    for one in (table, soak, verdict):
+    for one in (table, soak):
         one.add_argument("--seed", type=int, default=None)
         one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
     return parser
@@ -112,14 +108,6 @@ def main() -> int:
             folder=folder,
             progress=_progress,
             queues=arguments.queues,
-        )
-    if arguments.command == "verdict":
-        return run_verdicts(
-            count=arguments.count,
-            seed=seed,
-            folder=folder,
-            only=arguments.only,
-            progress=_progress,
         )
     return run_table(
         [BY_NAME[name] for name in arguments.only or BY_NAME],

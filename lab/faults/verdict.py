@@ -1,22 +1,18 @@
-"""`python -m lab.faults verdict`: incidents drawn by a seed, and what `mqctl verdict` says of each.
+"""Folders that clusters left, and what `mqctl verdict` says of them.
 
-Most are done to copies of the folders of a cluster that was stopped or killed under load, the
-others to a running cluster. A verdict is right if it names the incident and its place first. It
-must never say "safe" if a write that the probe saw acknowledged is in no store.
+A verdict on an incident (`verdict_files`, `verdict_live`) is right if it names that and its place
+first. It must never say "safe" if a write that the probe saw acknowledged is in no store.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
-import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +23,8 @@ from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
 from lab.cluster.processes import wait_for
 from lab.cluster.stores import copy_sparsely
-from lab.faults.verdict_files import FILE_INCIDENTS, Copy, recorded_end
-from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
+from lab.faults.verdict_files import recorded_end
+from lab.faults.verdict_live import LiveVerdict
 
 SEGMENT: Final = 256 << 10
 SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
@@ -36,34 +32,6 @@ LOAD: Final = ("--interval-ms", "4", "--body", "900")
 ACKED_LIMIT_S: Final = 120.0
 ACKS: Final = 1_300
 """About five segments: incidents remove one in the middle, or many records at the end."""
-LIVE_SHARE: Final = 0.2
-
-
-@dataclass(slots=True)
-class Outcome:
-    """One incident. `expected` and `said`: (incident, subject)."""
-
-    seed: int
-    expected: tuple[str, str]
-    said: tuple[str, str]
-    safe: str
-    lost: int
-    seconds: float
-    base: str = ""
-
-    @property
-    def is_unsafe(self) -> bool:
-        return self.safe == "safe" and self.lost > 0
-
-    @property
-    def is_right(self) -> bool:
-        is_named = names(self.said, self.expected)
-        return is_named and not self.is_unsafe and not self.is_false_alarm
-
-    @property
-    def is_false_alarm(self) -> bool:
-        """It said that messages are lost, and none is."""
-        return self.safe == "lost" and not self.lost
 
 
 @dataclass(slots=True)
@@ -72,7 +40,7 @@ class Base:
 
     name: str
     folder: Path
-    acked: list[tuple[int, bytes]] = field(default_factory=list)
+    acked: list[tuple[int, bytes]]
 
     @property
     def data(self) -> Path:
@@ -84,77 +52,14 @@ def names(said: tuple[str, str], expected: tuple[str, str]) -> bool:
     return said[0] == expected[0] and expected[1] in ("*", said[1])
 
 
-def run_verdicts(
-    *,
-    count: int,
-    seed: int,
-    folder: Path,
-    only: list[str],
-    progress: Callable[[str], None],
-) -> int:
-    """0 if at least 95 % are right and none is unsafe."""
-    outcomes: list[Outcome] = []
-    only_live = bool(only) and LIVE_INCIDENTS.keys() >= set(only)
-    bases = [] if only_live else make_bases(folder, progress)
-    live: LiveVerdict | None = None  # started when it is needed first
-    with ExitStack() as stack:
-        for number in range(seed, seed + count):
-            rng = random.Random(number)
-            is_live = not only and rng.random() < LIVE_SHARE
-            if is_live or only_live:
-                live = live or stack.enter_context(_started(folder / "live", progress))
-                outcome = _live(live, rng, number, only)
-            else:
-                outcome = _files(bases, rng, number, folder / "copy", only)
-            outcomes.append(outcome)
-            if not outcome.is_right:
-                progress(f"!! seed {number}: {outcome}")
-    return _report(outcomes, progress)
-
-
-def _report(outcomes: list[Outcome], progress: Callable[[str], None]) -> int:
-    right = sum(outcome.is_right for outcome in outcomes)
-    unsafe = sum(outcome.is_unsafe for outcome in outcomes)
-    lost = sum(outcome.lost > 0 for outcome in outcomes)
-    kinds = Counter(outcome.expected[0] for outcome in outcomes)
-    slowest = max((outcome.seconds for outcome in outcomes), default=0.0)
-    progress(f"{len(kinds)} kinds: {', '.join(f'{n} {k}' for n, k in sorted(kinds.items()))}")
-    safe = Counter(outcome.safe for outcome in outcomes)
-    progress(
-        f"{right} of {len(outcomes)} right, {unsafe} said safe with a lost message"
-        f" ({lost} incidents lost some; said {dict(safe)}), slowest {slowest:.2f} s"
-    )
-    return 0 if right * 100 >= 95 * len(outcomes) and not unsafe else 1
-
-
-def _files(
-    bases: list[Base], rng: random.Random, seed: int, copy: Path, only: list[str]
-) -> Outcome:
-    names = sorted(only or FILE_INCIDENTS)
-    name = rng.choice(names)
-    base = rng.choice(bases)
-    shutil.rmtree(copy, ignore_errors=True)
-    copy_sparsely(base.data, copy)
-    place = Copy(copy, base.folder, rng)
-    expected = FILE_INCIDENTS[name](place)
-    document, seconds = ask_verdict(str(copy), home=base.folder)
-    return Outcome(
-        seed, expected, first(document), safe(document), lost(base.acked, copy), seconds,
-        f"{name}/{base.name}",
-    )  # fmt: skip
-
-
-def ask_verdict(
-    *arguments: str, home: Path, env: dict[str, str] | None = None
-) -> tuple[Any, float]:
-    began = time.monotonic()
+def ask_verdict(*arguments: str, home: Path, env: dict[str, str] | None = None) -> Any:
     ran = mqctl("verdict", "--json", *arguments, home=home, env=env)
     assert ran.code in (0, 1, 3) and ran.out, ran
-    return ran.json, time.monotonic() - began
+    return ran.json
 
 
-def ask_live(live: LiveVerdict) -> tuple[Any, float]:
-    """The verdict on a cluster that runs, and how long it took."""
+def ask_live(live: LiveVerdict) -> Any:
+    """The verdict on a cluster that runs."""
     return ask_verdict(home=live.folder, env={"BATONMQ_DATA": str(live.folder / "data")})
 
 
@@ -205,22 +110,18 @@ def _logs(data: Path) -> list[_Log]:
 # Folders of a stopped cluster.
 
 
-def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
-    """The folders of one cluster, made once: after all processes were killed under load, after the
-    same with a set of one member, and after a clean stop."""
-    names = ("killed", "alone", "stopped")
-    if not (folder / f"base-{names[-1]}").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "cluster").mkdir(parents=True)
-        progress("a cluster under load, killed, and stopped ...")
-        cluster = HeldCluster(folder / "cluster", Network(HOSTS), SETTINGS)
-        try:
-            _live_and_die(cluster)
-        finally:
-            for process in cluster.processes:
-                process.kill()
-    places = [(name, folder / f"base-{name}") for name in names]
-    return [Base(name, place, list(_acked(place))) for name, place in places]
+def make_bases(folder: Path) -> list[Base]:
+    """The folders of one cluster: after all processes were killed under load, after the same with a
+    set of one member, and after a clean stop."""
+    (folder / "cluster").mkdir(parents=True)
+    cluster = HeldCluster(folder / "cluster", Network(HOSTS), SETTINGS)
+    try:
+        _live_and_die(cluster)
+    finally:
+        for process in cluster.processes:
+            process.kill()
+    places = {name: folder / f"base-{name}" for name in ("killed", "alone", "stopped")}
+    return [Base(name, place, list(_acked(place))) for name, place in places.items()]
 
 
 def _live_and_die(cluster: HeldCluster) -> None:
@@ -268,11 +169,7 @@ def _load(cluster: HeldCluster) -> Iterator[Load]:
 
 
 def _keep(cluster: HeldCluster, name: str) -> None:
-    """Copies its folder as a base, which appears complete, by a rename."""
-    place = cluster.folder.parent / f"base-{name}"
-    part = place.with_suffix(".part")
-    copy_sparsely(cluster.folder, part)
-    part.rename(place)
+    copy_sparsely(cluster.folder, cluster.folder.parent / f"base-{name}")
 
 
 def _wait_acked(load: Load, count: int) -> None:
@@ -318,32 +215,3 @@ def _acked(place: Path) -> Iterator[tuple[int, bytes]]:
         record = next(filter(None, (log.record_at(offset) for log in logs)), b"")
         assert record, f"{place}: the cluster itself lost the write at {offset}"
         yield offset, record
-
-
-# A running cluster.
-
-
-@contextmanager
-def _started(folder: Path, progress: Callable[[str], None]) -> Iterator[LiveVerdict]:
-    shutil.rmtree(folder, ignore_errors=True)
-    progress("a cluster that runs ...")
-    live = LiveVerdict(folder, SETTINGS)
-    try:
-        yield live
-    finally:
-        live.stop()
-
-
-def _live(live: LiveVerdict, rng: random.Random, seed: int, only: list[str]) -> Outcome:
-    name = rng.choice(sorted(only or LIVE_INCIDENTS))
-    expected = LIVE_INCIDENTS[name](live, rng)
-    try:
-        said, seconds = ("none", ""), 0.0
-        document: Any = {"groups": []}
-        deadline = time.monotonic() + live.patience_s
-        while time.monotonic() < deadline and not names(said, expected):
-            document, seconds = ask_live(live)
-            said = first(document)
-    finally:
-        live.heal()
-    return Outcome(seed, expected, said, safe(document), 0, seconds, f"{name}/live")

@@ -20,9 +20,7 @@ Expected = tuple[str, str]
 
 
 class LiveVerdict:
-    """A whole cluster. `patience_s`: how long a verdict may take until it names what happened."""
-
-    patience_s = 20.0
+    """A whole cluster."""
 
     def __init__(self, folder: Path, settings: Sections) -> None:
         self.folder = folder
