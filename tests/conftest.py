@@ -54,6 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write outcomes into testdata/*.txt; read the diff",
     )
+    parser.addoption(
+        "--first", action="append", default=[], metavar="FILE", help="before all others, in turn"
+    )
 
 
 HELD_DESCRIPTORS = sockets.HELD_MAX
@@ -105,9 +108,11 @@ def _in_a_loop(
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The limit of pyproject.toml is for tests without processes. An `async def` runs in a loop of
     its own; a fixture that is an async context manager is open while it runs."""
+    turns = {file: turn for turn, file in enumerate(config.getoption("--first"))}
+    items.sort(key=lambda item: turns.get(item.nodeid.partition("::")[0], len(turns)))
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             counts = item.get_closest_marker("counts_turns") is not None

@@ -17,7 +17,8 @@ class Ring:
     """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
 
     `marks` chooses tests of pytest in `folders`, whose files are shared out to so many `workers`:
-    the longest file is named first. `command`, if there is one, is what Python runs instead.
+    the long ones are `first`, so that none begins when all others are done. `command`, if there is
+    one, is what Python runs instead.
     `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
     `after`: rings that must be over before it begins; it runs beside all others, and its
@@ -34,6 +35,7 @@ class Ring:
     after: tuple[str, ...] = ()
     niceness: int = 0
     folders: tuple[str, ...] = ("tests",)
+    first: tuple[str, ...] = ()
     workers: int = 1
     command: tuple[str, ...] = ()
     in_test: bool = True
@@ -44,6 +46,7 @@ class Ring:
         if self.command:
             return [sys.executable, *self.command]
         pytest = ["-m", "pytest", "-q", "-m", self.marks, "--durations=5", *self.folders]
+        pytest += [f"--first={file}" for file in self.first]
         if self.workers > 1:
             # In their order: else files of one test, however long it takes, would come last.
             pytest += ["-n", str(self.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -114,7 +117,8 @@ RINGS = (
         missing_tools,
         prepare=_prepare_java,
         after=("fast",),
-        folders=("tests/interop/test_java_switch.py", "tests/interop"),
+        folders=("tests/interop",),
+        first=("tests/interop/test_java_switch.py",),
         workers=2,
         soaks=True,
     ),
@@ -137,7 +141,6 @@ RINGS = (
         missing_for_some=_missing_for_alerts,
         after=("java",),
         folders=(
-            "tests/process/test_fault_trials.py",
             "tests/process",
             "tests/packaging",
             "tests/examples",

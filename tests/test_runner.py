@@ -130,6 +130,21 @@ def test_what_fails_alone_too_is_a_failure(tmp_path: Path) -> None:
     assert outcome.state == "failed" and outcome.why.startswith("also alone: ")
 
 
+def test_the_first_files_of_a_ring_come_first(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test(): pass\n")
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
+    argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
+    argv += ["--first=test_c.py", "--first=test_b.py"]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line]
+    assert found == ["test_c.py", "test_b.py", "test_a.py"]
+
+
+def test_each_first_file_of_a_ring_exists() -> None:
+    assert [file for ring in RINGS for file in ring.first if not (ROOT / file).exists()] == []
+
+
 def test_many_failed_tests_are_not_tried_again(tmp_path: Path) -> None:
     outcome = _failing(tmp_path, RETRIED_MAX + 1, passes_alone=True)
     assert retried(outcome) == outcome and outcome.state == "failed"
