@@ -10,7 +10,6 @@ from batonmq.remoting.command import decode_frame
 from lab.bench.part_catchup import batch_body
 from lab.cluster import frames
 from lab.cluster.connection import parse_ha_status
-from lab.cluster.processes import ports_of
 from tests.records import record_of as encode_record
 
 
@@ -75,8 +74,3 @@ def test_level_needs_the_whole_log_on_a_slave_of_the_set() -> None:
     assert status(9, True)
     assert not status(8, True)
     assert not status(9, False)
-
-
-def test_ports_of_a_cluster_do_not_collide() -> None:
-    ports = list(ports_of(11_000, 2))
-    assert len(ports) == len(set(ports))

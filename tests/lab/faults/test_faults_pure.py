@@ -1,4 +1,4 @@
-"""The laboratory's own judgement: orders, masters, figures, network_commands."""
+"""The laboratory's own judgement: orders, masters, figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.cluster import checks, many_queues, network_commands
-from lab.cluster.acks import Ack, key_of, padded, parts_of
+from lab.cluster.acks import Ack
 from lab.cluster.checks import Epoch
 from lab.cluster.load import longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
@@ -71,20 +71,6 @@ def test_r36_a_write_sent_while_the_network_was_being_cut_may_be_acked_late(
     injected = InjectedFault(10.0, not_from=0, old_epoch=1, took_s=0.003, healed_s=12.0)
     assert len(late_acks(lab, injected)) == late
     assert injected.notes["lateButTrue"] == 1 - late
-
-
-# --- records ---
-
-
-def test_an_ack_is_read_as_it_was_written() -> None:
-    written = Ack(7, 3, 2, 12.000001, 12.5)
-    assert Ack.read(written.text()) == written
-
-
-def test_a_key_holds_its_probe_and_its_number() -> None:
-    key = key_of("fault", 0xABCDEF)
-    assert len(key) == 32 and parts_of(key) == (padded("fault"), 0xABCDEF)
-    assert padded("fault") != padded("fault0")
 
 
 # --- checkers ---
@@ -198,48 +184,12 @@ def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
     assert len({line.count("|") for line in table}) == 1
 
 
-# --- commands ---
-
-
 def test_a_namespace_names_its_owner() -> None:
     name = network_commands.namespace("4711-0", "broker-a-1")
     assert network_commands.owner_of(name) == 4711
     assert network_commands.owner_of("bmqf-x-probe") is None
     assert network_commands.owner_of("bmqf-4711") is None
     assert network_commands.owner_of("somebody-4711-probe") is None
-
-
-def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
-    built = network_commands.build("7-0", ["a", "b"])
-    assert [c[3] for c in built if c[:3] == ["ip", "netns", "add"]] == [
-        "bmqf-7-0-router",
-        "bmqf-7-0-a",
-        "bmqf-7-0-b",
-    ]
-    flat = [" ".join(command) for command in built]
-    for index, host in enumerate(("a", "b")):
-        address = network_commands.host_address(index)
-        assert any(f"-n bmqf-7-0-{host} addr add {address}/30" in line for line in flat)
-        assert any(f"-n bmqf-7-0-{host} route add default" in line for line in flat)
-    assert all(command[0] == "ip" for command in built)
-    assert all(" netns " in line or " -n " in line for line in flat), "nothing outside a namespace"
-
-
-def test_rules_replace_the_whole_table_in_one_step() -> None:
-    text = network_commands.rules({("10.77.1.2", "10.77.2.2")})
-    assert text.splitlines() == [
-        "*filter",
-        ":CUT - [0:0]",
-        "-A CUT -s 10.77.1.2 -d 10.77.2.2 -j DROP",
-        "COMMIT",
-    ]
-    assert "DROP" not in network_commands.rules(())
-
-
-def test_pairs_of_a_cut() -> None:
-    assert network_commands.one_way(["a"], ["b", "c"]) == {("a", "b"), ("a", "c")}
-    assert network_commands.between(["a"], ["b"]) == {("a", "b"), ("b", "a")}
-    assert network_commands.between(["a", "b"], ["a", "b"]) == {("a", "b"), ("b", "a")}
 
 
 # --- the catalogue ---
