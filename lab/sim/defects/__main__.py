@@ -4,7 +4,6 @@
     python -m lab.sim.defects --only NAME          one of them (again and again: several)
     python -m lab.sim.defects --seeds 200          with up to so many lives for each
     python -m lab.sim.defects --search             from seed 1 on; the seed goes into the patch
-    python -m lab.sim.defects --json FILE          the table as JSON, `-` for the standard output
 
 Exit codes: 0 all are found, 1 one is not, or its patch no longer applies, 2 wrong usage.
 """
@@ -12,11 +11,9 @@ Exit codes: 0 all are found, 1 one is not, or its patch no longer applies, 2 wro
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -46,10 +43,6 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     if options.search:
         _note(folder, findings)
     _show(findings, real_seconds() - began)
-    if options.json == "-":
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-    elif options.json:
-        Path(options.json).write_text(json.dumps([asdict(f) for f in findings], indent=1), "utf-8")
     return 0 if all(finding.found for finding in findings) else 1
 
 
@@ -65,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=_count, default=1, help="defects at a time")
     parser.add_argument("--seeds", type=_count, default=60, help="lives for each, at most")
     parser.add_argument("--search", action="store_true", help="from seed 1 on, and note the finder")
-    parser.add_argument("--json", metavar="FILE", help="write the table there, too")
     return parser
 
 
@@ -93,15 +85,13 @@ def _note(folder: Path, findings: Sequence[DefectResult]) -> None:
 
 
 def _show(findings: Sequence[DefectResult], seconds: float) -> None:
-    # The table stays on the standard error where the standard output is JSON's.
     for finding in findings:
-        print(f"{line_of(finding)}\n    {finding.what}", file=sys.stderr)
+        print(f"{line_of(finding)}\n    {finding.what}")
     lost = [finding.name for finding in findings if not finding.found]
     lives = sum(finding.lives for finding in findings)
     print(
         f"{len(findings) - len(lost)} of {len(findings)} defects found, {lives} lives,"
-        f" {seconds:.0f} s" + (f"; not found: {', '.join(lost)}" if lost else ""),
-        file=sys.stderr,
+        f" {seconds:.0f} s" + (f"; not found: {', '.join(lost)}" if lost else "")
     )
 
 

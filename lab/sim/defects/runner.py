@@ -69,25 +69,17 @@ class CheckoutCopy:
     @contextlib.contextmanager
     def planted(self, defect: Defect) -> Iterator[None]:
         """Raises PatchError if it does not fit the checkout."""
-        before = {path: self._text(path) for path in defect.hunks}
-        after = defect.plant(before.__getitem__)
+        defect.apply(self.root)
         try:
-            self._write(after)
+            self._forget_compiled(defect)
             yield
         finally:
-            self._write(before)
+            defect.apply(self.root, back=True)
+            self._forget_compiled(defect)
 
-    def _text(self, path: str) -> str:
-        try:
-            return (self.root / path).read_text("utf-8")
-        except OSError as error:
-            raise PatchError(f"{path}: {error}") from error
-
-    def _write(self, texts: dict[str, str]) -> None:
-        for path, text in texts.items():
-            file = self.root / path
-            file.write_text(text, "utf-8")
-            # Compiled files are known by seconds and size, which may be the same for two texts.
+    def _forget_compiled(self, defect: Defect) -> None:
+        """Compiled files are known by seconds and size, which may be the same for two texts."""
+        for file in map(self.root.joinpath, defect.files):
             for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
                 compiled.unlink()
 
