@@ -47,8 +47,8 @@ def test_stock_programs_work_at_ports_that_take_tls_only(
         with (
             JavaProgram(java_classpath, tmp_path / "p", "Produce", servers, jvm=jvm(trust)) as send,
             JavaProgram(
-                java_classpath, tmp_path / "c", "Consume", servers, "tls-group", TOPIC, "*",
-                "CLUSTERING", "one", jvm=jvm(trust),
+                java_classpath, tmp_path / "c", "Consume", servers, "tls-group", TOPIC,
+                jvm=jvm(trust),
             ) as receive,
         ):  # fmt: skip
             send.send(f"{TOPIC} 20 sync async")

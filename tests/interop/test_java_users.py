@@ -66,8 +66,8 @@ def test_stock_programs_do_what_their_users_may(java_classpath: str, tmp_path: P
                 java_classpath, tmp_path / "p", "Produce", servers, jvm=jvm("shop")
             ) as send,
             JavaProgram(
-                java_classpath, tmp_path / "c", "Consume", servers, "baristas", TOPIC, "*",
-                "CLUSTERING", "one", jvm=jvm("shop"),
+                java_classpath, tmp_path / "c", "Consume", servers, "baristas", TOPIC,
+                jvm=jvm("shop"),
             ) as receive,
         ):  # fmt: skip
             send.send(f"{TOPIC} 20 sync")
