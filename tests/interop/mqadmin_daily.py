@@ -79,6 +79,8 @@ DAILY: Final[tuple[tuple[str, str], ...]] = (
     (f"deleteSubGroup {N} -b $BROKER -g {GROUP}-made -r true", SAME),
     (f"deleteTopic {N} {CLUSTER} -t DailyOne", SAME),
 )
+_RACE: Final = "RemotingSendRequestException"
+"""The stock client meets a race of its own: a request into a channel that it closes."""
 _NOISE: Final = re.compile(r" \|-(?:INFO|WARN) in |^$")
 _WHAT_DIFFERS: Final = (
     # Our records have a CRC of their properties, others stand before the first one, a master has
@@ -140,8 +142,10 @@ class Daily:
         words = command
         for name, value in sorted(self._given.items(), key=lambda item: -len(item[0])):
             words = words.replace(f"${name}", value)
-        line = self._mqadmin.ask("\t".join(words.split()), 60.0)
-        output: str = line["output"] + line["error"]
+        output = _RACE
+        while _RACE in output:
+            line = self._mqadmin.ask("\t".join(words.split()), 60.0)
+            output = line["output"] + line["error"]
         if sent := re.search(r"\b([0-9A-F]{32,56})\b", output):
             self._given.setdefault("UNIQUE", sent[1])
         if found := re.search(r"offsetID: *(\w+)", output, re.IGNORECASE):

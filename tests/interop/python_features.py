@@ -14,7 +14,6 @@ from typing import Any, Final, Self, TypeVar
 
 from batonmq import (
     BatonError,
-    ClientOptions,
     ConsumeContext,
     ConsumeFromWhere,
     ConsumeOptions,
@@ -26,7 +25,6 @@ from batonmq import (
     TransactionProducer,
     TransactionState,
 )
-from batonmq.protocol.topic_name import dlq_topic
 from batonmq.runtime.clock import wall_ms
 from tests.interop.features import MAX_RECONSUME, Line
 
@@ -35,12 +33,9 @@ T = TypeVar("T")
 
 
 class PythonFeatures:
-    """A context manager. `lines` grows while it runs. `reads_dead`: it has the consumer of the
-    group's dead letters, too."""
+    """A context manager. `lines` grows while it runs."""
 
-    def __init__(
-        self, name_servers: str, group: str, topics: Sequence[str], *, reads_dead: bool = False
-    ) -> None:
+    def __init__(self, name_servers: str, group: str, topics: Sequence[str]) -> None:
         self.lines: list[Line] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="python-features")
@@ -60,17 +55,6 @@ class PythonFeatures:
         )
         for topic in topics:
             self._consumer.subscribe(topic)
-        self._consumers = [self._consumer]
-        if reads_dead:
-            dead = PushConsumer(
-                f"{group}-dead",
-                self._bury,
-                name_servers=name_servers,
-                client_options=ClientOptions(instance_name="dead", route_poll_ms=1000),
-                options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, rebalance_ms=1000),
-            )
-            dead.subscribe(dlq_topic(group))
-            self._consumers.append(dead)
         self._sending: list[asyncio.Future[None]] = []
         self._stopped = False
 
@@ -107,12 +91,10 @@ class PythonFeatures:
 
     async def _start(self) -> None:
         await self._producer.start()
-        for consumer in self._consumers:
-            await consumer.start()
+        await self._consumer.start()
 
     async def _close(self) -> None:
-        for consumer in self._consumers:
-            await consumer.close()
+        await self._consumer.close()
         await self._producer.close()
 
     async def _send_all(self, mode: str, value: str, topic: str, count: str) -> None:
@@ -160,12 +142,6 @@ class PythonFeatures:
         line = {"key": message.properties["KEYS"], "topic": message.topic, "times": times}
         self.lines.append({**line, "fails": is_failed, "at": wall_ms()})
         return ConsumeStatus.RECONSUME_LATER if is_failed else ConsumeStatus.SUCCESS
-
-    async def _bury(self, messages: Sequence[MessageExt], _: ConsumeContext) -> None:
-        for message in messages:
-            came_from = message.properties["RETRY_TOPIC"]
-            line = {"dead": message.keys, "times": message.reconsume_times, "of": came_from}
-            self.lines.append({**line, "at": wall_ms()})
 
 
 def _wish(message: Message, mode: str, value: int, sent_ms: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_r47_a_cluster_grows_shrinks_and_gets_a_group_with_everything_acknowledg
     folders of its own: health is ok, with a note. 3. The command of that note makes the controllers
     forget the third. 4. Grown again, the third catches up from its old folder. Everything
     acknowledged is there."""
-    cluster = ClusterProcess(tmp_path, replicas=3, groups=2)
+    cluster = ClusterProcess(tmp_path, controllers=1, replicas=3, groups=2)
 
     def resize(replicas: int, groups: int) -> None:
         cluster.stop()
