@@ -11,7 +11,7 @@ SIM_SEEDS ?= 300
 
 help:
 	@echo "make demo         a three-replica cluster, its master killed a few times, and the result"
-	@echo "make test         all tests (fast ones first; what a machine lacks is named)"
+	@echo "make test         all tests (what a machine lacks is named)"
 	@echo "make setup        the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
 	@echo "make sim          300 simulated lives of a whole cluster (SIM_SEEDS=300)"
 	@echo "make defects      whether the simulation finds each of the defects planted in its code"

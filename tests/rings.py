@@ -98,15 +98,17 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
-# java, process and docker come one after the other, since their tests wait for answers in time.
-# What they leave of two cores, about a third, is for rings that only compute. Beside more than one
-# of those, stock clients run into their time-outs.
+# The tests of process, docker and java wait for answers in time, so they get the processor first.
+# What they leave of two cores is for rings that compute. Stock clients come last: beside more than
+# one such ring they run into their time-outs, and they take no local address while an interface of
+# a container disappears.
 RINGS = (
     Ring(
         "fast",
         "cores, codecs, stores, in one process",
         "not process and not java and not spark and not docker",
         1800,
+        niceness=10,
         workers=3,  # a quarter of the time each waits: for a disk, or a time-out
     ),
     Ring(
@@ -116,7 +118,7 @@ RINGS = (
         1800,
         missing_tools,
         prepare=_prepare_java,
-        after=("fast",),
+        after=("fast", "process", "docker"),
         folders=("tests/interop",),
         first=("tests/interop/test_java_switch.py",),
         workers=2,
@@ -139,7 +141,6 @@ RINGS = (
         "process and not spark",
         1800,
         missing_for_some=_missing_for_alerts,
-        after=("java",),
         folders=(
             "tests/process",
             "tests/packaging",
@@ -169,8 +170,6 @@ RINGS = (
         1800,
         compose.missing_tools,
         prepare=_prepare_docker,
-        # RocketMQ's client takes no local address while an interface disappears.
-        after=("process",),
         folders=("tests/chaos",),
     ),
     Ring(

@@ -1,4 +1,4 @@
-"""`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
+"""`python -m tests.run`: all tests, in rings. The runner behind `make test`.
 
 Rings: `fast` (no processes), `java` (the stock Java client and mqadmin against a real cluster),
 `spark` (the data source, alone and on Spark), `process` (real clusters, kill -9), `sim` (simulated
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +55,16 @@ class Outcome:
 class Run:
     """pytest over one ring, begun. Its output is kept in a file until `show`."""
 
-    def __init__(self, ring: Ring, number: str, *, strict: bool, soak: bool) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        number: str,
+        *,
+        strict: bool,
+        soak: bool,
+        prepared: Future[None] | None = None,
+    ) -> None:
+        """`prepared`: what became of `ring.prepare`, which is over."""
         self.ring = ring
         self.outcome: Outcome | None = None
         self._began = time.monotonic()
@@ -77,7 +87,8 @@ class Run:
                 f"    this machine lacks {' and '.join(some_lack)}: what needs it is {then}"
             )
         try:
-            ring.prepare()
+            if prepared is not None:
+                prepared.result()
         except Unprepared as exc:
             self._print(f"    {exc}")
             self.outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
@@ -180,16 +191,25 @@ def retried(outcome: Outcome) -> Outcome:
 
 
 def run_all(rings: Sequence[Ring], *, strict: bool, soak: bool) -> list[Outcome]:
-    """Begins each ring when those that it comes after are over, and shows them in their order."""
+    """Prepares all, begins each ring when it is prepared and those that it comes after are over,
+    and shows them in their order."""
     runs: dict[str, Run] = {}
     over: dict[str, Outcome] = {}
     names = {ring.name for ring in rings}
+    pool = ThreadPoolExecutor()
+    prepared = {ring.name: pool.submit(_prepare, ring) for ring in rings}
     try:
         while len(over) < len(rings):
             for number, ring in enumerate(rings, 1):
-                if ring.name not in runs and names.intersection(ring.after) <= over.keys():
-                    named = f"{number}/{len(rings)}"
-                    runs[ring.name] = Run(ring, named, strict=strict, soak=soak)
+                is_next = names.intersection(ring.after) <= over.keys()
+                if ring.name not in runs and is_next and prepared[ring.name].done():
+                    runs[ring.name] = Run(
+                        ring,
+                        f"{number}/{len(rings)}",
+                        strict=strict,
+                        soak=soak,
+                        prepared=prepared[ring.name],
+                    )
             for name, run in runs.items():
                 if outcome := run.look():
                     over[name] = outcome
@@ -197,8 +217,14 @@ def run_all(rings: Sequence[Ring], *, strict: bool, soak: bool) -> list[Outcome]
             time.sleep(LOOK_S)
         return [over[ring.name] for ring in rings]
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         for run in runs.values():
             run.stop()
+
+
+def _prepare(ring: Ring) -> None:
+    if not ring.missing():
+        ring.prepare()
 
 
 def _show(rings: Sequence[Ring], runs: dict[str, Run], over: dict[str, Outcome]) -> None:

@@ -80,7 +80,8 @@ def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
 def test_rings_run_beside_each_other_but_for_those_that_come_after_another(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first waits for the last, and the second, shown before it, finds what the first left."""
+    """While the first is prepared, and while it runs, it waits for the last; the second, shown
+    before that, finds what the first left."""
     begin = f"import pathlib, time; folder = pathlib.Path({str(tmp_path)!r})\n"
     codes = {
         "first": (
@@ -90,6 +91,8 @@ def test_rings_run_beside_each_other_but_for_those_that_come_after_another(
         "beside": "(folder / 'beside').touch()",
     }
     rings = [Ring(name, "", "", 300, command=("-c", begin + codes[name])) for name in codes]
+    last = tmp_path / "beside"
+    rings[0] = replace(rings[0], prepare=lambda: wait_for("the last ring", last.exists, 300.0))
     rings[1] = replace(rings[1], after=("first", "left out"))
     outcomes = run_all(rings, strict=True, soak=False)
     assert [(each.ring.name, each.state) for each in outcomes] == [(n, "passed") for n in codes]
