@@ -26,6 +26,7 @@ LEFT_OUT = {
     "pause-300ms",  # its promise is one of time
 }
 ONLY_SOAKED = {
+    # One direction of a cut that is done in both; a master's are done singly, too.
     "oneway-controllers-deaf",
     "oneway-controllers-unheard",
     "oneway-replicas-deaf",
@@ -33,9 +34,25 @@ ONLY_SOAKED = {
     "oneway-leader-brokers",
     "oneway-brokers-leader",
     "oneway-leader-peer",
+    # What is done to a master as well, or to another process of the same role.
+    "kill-slave",
+    "hang-slave",
+    "full-disk-slave",
+    "eio-sync-slave",
+    "hang-follower",
+    "cut-leader-peer",
+    # One fault after the other: each is done, the two at once is done.
+    "hang-leader-1s-kill-master",
+    "two-kills",
+    # Of the disks that lost something, one that was wiped is done.
+    "old-backup",
+    "wiped-slave-alone",
+    # Of the kills inside a step, the one in a cut is done; test_first_start has the first start.
+    "kill-in-epoch-append",
+    "kill-in-vote",
+    "kill-in-first-start",
 }
-"""One direction of a cut that is done in both; a master's are done singly, too. The simulation does
-all of them."""
+"""The simulation does all of them."""
 LEFT_OUT |= ONLY_SOAKED if rounds(1, soak=0) else set()
 SECURED = [name for name, fault in BY_NAME.items() if fault.secure]
 TIME_DECIDES = {"elections"}
