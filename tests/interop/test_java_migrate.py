@@ -61,7 +61,7 @@ class Operator:
 
     def switch(self, place: int) -> None:
         self.done("switch", "-b", str(self.group.broker_id(place)))
-        self.load.go_on()
+        self.load.go_on(100)
 
     def leave(self, place: int) -> None:
         """The broker is told to end while the command waits for that, as soon as it may."""
@@ -79,7 +79,7 @@ class Operator:
             stopping.join()
         group.kill(place)
         (group.store(place) / "brokerIdentity").unlink()
-        self.load.go_on()
+        self.load.go_on(100)
 
 
 def test_a_java_group_becomes_ours_and_java_again(
@@ -98,7 +98,7 @@ def test_a_java_group_becomes_ours_and_java_again(
             run_java if whole else partial(run_java, properties=(*FAST_REBALANCE, "poll.ms=1000"))
         )
         load = StockLoad(start, stack, group.name_server, TOPIC)
-        load.go_on()
+        load.go_on(100)
         operator = Operator(group, load, tmp_path)
         first, second = (0, 1) if group.master() == 0 else (1, 0)
         operator.done("plan")
@@ -116,7 +116,7 @@ def test_a_java_group_becomes_ours_and_java_again(
             operator.switch(2)
         operator.leave(first)
         assert "Nothing is left to do" in operator.run("status").out
-        load.go_on()
+        load.go_on(100)
         if whole:
             operator.join(0, java=True)
             operator.switch(0)
@@ -124,7 +124,7 @@ def test_a_java_group_becomes_ours_and_java_again(
             operator.join(1, java=True)
             operator.leave(3)
             assert operator.run("status", "--to", "java", "--json").json["steps"] == []
-            load.go_on()
+            load.go_on(100)
         print(len(load.acked("sync")), load.reasons(0), load.since(0))
         print(load.finish())
         if whole:

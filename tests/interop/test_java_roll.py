@@ -33,12 +33,12 @@ def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJ
         ExitStack() as stack,
     ):
         load = StockLoad(run_java, stack, cluster.name_servers, "JavaRolled")
-        load.go_on()
+        load.go_on(100)
         for number in range(rounds(1, 20)):
             python = sys.executable if number % 2 else str(former)
             ran = cluster.mqctl("roll", "--within", "60", "--python", python)
             assert ran.code == 0, f"{ran.out}\n{ran.err}\n{cluster.diagnostics()}"
-            load.go_on()
+            load.go_on(100)
             print(number, python, load.since(0))
         print(load.finish(), load.since(0), len(load.acked("sync")))
         assert load.failed() == []

@@ -50,7 +50,7 @@ def nothing_fails(cluster: ClusterProcess, run_java: RunJava, topic: str) -> Ite
         # The routes that it starts with show all members, and the master of now.
         cluster.wait_in_sync(3)
         load = StockLoad(run_java, stack, cluster.name_servers, topic)
-        load.go_on()
+        load.go_on(100)
         yield load
         print(load.finish(), load.since(0))
         assert load.failed() == []
@@ -63,14 +63,14 @@ def test_no_send_fails_when_the_master_is_killed_or_hangs_nor_in_planned_switche
     with nothing_fails(cluster, run_java, "JavaKills") as load:
         for _ in range(rounds(1, soak=10)):
             cluster.kill(cluster.master())
-            load.go_on(600)
+            load.go_on(200)
             cluster.wait_in_sync(3)
         cluster.kill(cluster.master(), signal.SIGSTOP)
-        load.go_on(600)
+        load.go_on(200)
         cluster.wait_in_sync(3)
         for _ in range(2):
             switch(cluster)
-            load.go_on()
+            load.go_on(100)
 
 
 def test_every_kind_of_sender_and_consumer_keeps_its_promises(

@@ -41,9 +41,9 @@ ONLY_SOAKED = {
     "eio-sync-slave",
     "hang-follower",
     "cut-leader-peer",
-    # One fault after the other: each is done, the two at once is done.
-    "hang-leader-1s-kill-master",
+    # Part of others: all brokers are killed, and the leader hangs as the master dies.
     "two-kills",
+    "hang-leader-1s-kill-master",
     # Of the disks that lost something, one that was wiped is done.
     "old-backup",
     "wiped-slave-alone",
