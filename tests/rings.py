@@ -165,7 +165,7 @@ RINGS = (
     ),
     Ring(
         "docker",
-        "the compose project: kills, pauses, cut networks",
+        "the compose project: crashes, restarts, changed addresses",
         "docker",
         1800,
         compose.missing_tools,

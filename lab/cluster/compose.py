@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import docker
 import yaml
-from docker.errors import APIError, ImageNotFound
+from docker.errors import ImageNotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
 
@@ -39,7 +39,6 @@ NAME_SERVERS: Final = tuple(f"namesrv-{n}" for n in NUMBERS)
 NAMESRV_PORTS: Final = "231"
 BROKER_PORTS: Final = "232"
 HEALTHY_S: Final = 30.0
-PAUSED_S: Final = 20.0
 
 
 def compose_command() -> list[str] | None:
@@ -93,25 +92,6 @@ def build_image() -> None:
     )
 
 
-def pause(container: Container) -> None:
-    """Freezes its processes. A busy host at times cannot ("unable to freeze"): it is asked again.
-    Raises NotInTime with what the engine said last."""
-    said = ""
-
-    def is_paused() -> bool:
-        nonlocal said
-        try:
-            container.pause()
-        except APIError as error:
-            said = str(error)
-            container.reload()
-        else:
-            return True
-        return bool(container.status == "paused")
-
-    wait_for(f"{container.name} to be paused", is_paused, PAUSED_S, lambda: said)
-
-
 class ComposeCluster(Cluster):
     """A context manager inside which `up` has run, with new volumes. Names: those of services."""
 
@@ -160,15 +140,8 @@ class ComposeCluster(Cluster):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for name in (*BROKERS, *NAME_SERVERS):
-            self._settle(name)
         self.compose("down", "--volumes", "--timeout", "5")
         self.client.close()
-
-    def _settle(self, name: str) -> None:
-        for container in self._all(name):
-            if container.status == "paused":
-                container.unpause()
 
     def compose(self, *arguments: str) -> str:
         """Fails with the command's output."""
@@ -312,14 +285,6 @@ class ComposeCluster(Cluster):
     def start(self, names: Iterable[str]) -> None:
         for name in names:
             self._container(name).start()
-
-    def pause(self, names: Iterable[str]) -> None:
-        for name in names:
-            pause(self._container(name))
-
-    def unpause(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._container(name).unpause()
 
     def cut_off(self, names: Iterable[str]) -> None:
         network = self._network

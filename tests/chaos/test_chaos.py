@@ -132,29 +132,12 @@ def test_an_operator_sees_and_steers_it_from_outside(containers: ComposeCluster)
     assert sorted(listed["brokerAddrs"].values()) == containers.broker_addresses
 
 
-def test_master_and_leader_killed_and_started_again(containers: ComposeCluster) -> None:
-    with fault_under_load(containers) as load:
-        victims = master_and_leader(containers)
-        containers.kill(victims)
-        load.wait_more()
-        assert containers.mqctl("health").code != 0
-        containers.start(victims)
-
-
 def test_a_crashed_master_is_restarted_by_its_policy(containers: ComposeCluster) -> None:
     with fault_under_load(containers):
         victim = containers.master()
         containers.crash(victim)
         wait_for("another master", lambda: containers.group()["masterAddress"] != "" and
                  containers.master() != victim)  # fmt: skip
-
-
-def test_master_and_leader_paused_and_resumed(containers: ComposeCluster) -> None:
-    with fault_under_load(containers) as load:
-        victims = master_and_leader(containers)
-        containers.pause(victims)
-        load.wait_more()
-        containers.unpause(victims)
 
 
 def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) -> None:
