@@ -1,15 +1,19 @@
-"""Processor time and memory of processes, and the noise of the machine."""
+"""Processor time and memory of processes, or of trees of them, and the noise of the machine."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
+
+_SAMPLE_S = 0.2
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -89,3 +93,44 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+class TreeSampler:
+    """Samples a process tree while a `with` block runs.
+
+    `peak`: most resident bytes of the tree, `peak_java` of its JVMs. `cpu_s`: processor seconds,
+    also of what ended without being waited for.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.peak = self.peak_java = 0
+        self._spent: dict[int, float] = {}
+        self._root = psutil.Process(pid)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="tree-sampler")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._spent.values())
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            held = {"java": 0, "other": 0}
+            for process in _tree(self._root):
+                try:
+                    kind = "java" if "java" in process.name() else "other"
+                    held[kind] += process.memory_info().rss
+                    times = process.cpu_times()
+                except psutil.NoSuchProcess:
+                    continue
+                self._spent[process.pid] = times.user + times.system
+            self.peak = max(self.peak, sum(held.values()))
+            self.peak_java = max(self.peak_java, held["java"])
