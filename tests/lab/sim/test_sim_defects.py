@@ -35,9 +35,11 @@ KINDS = {*WEIGHTS, *EXPIRY, *ROLLING, *UNCLEAN, *NEVER_PLAIN}
 HARMLESS = """R1: nothing is wrong with it.
 --- a/broker/write/pending_acks.py
 +++ b/broker/write/pending_acks.py
-@@ -1,1 +1,1 @@
--from typing import Final, Protocol
-+from typing import Final, Protocol  # as before
+@@ -14,3 +14,3 @@
+ from bisect import bisect_left
+-from collections import Counter, deque
++from collections import Counter, deque  # as before
+ from collections.abc import Callable
 """
 
 
@@ -115,9 +117,9 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     shortest = min(plans, key=lambda plan: (plan.seconds, len(plan.faults))).seed
     shutil.copy(FOLDER / f"{EASY}.patch", folder / "easy.patch")
     (folder / "harmless.patch").write_text(noting(HARMLESS, shortest))
-    (folder / "misfit.patch").write_text(HARMLESS.replace("Final, Protocol\n", "Final, queue\n"))
+    (folder / "misfit.patch").write_text(HARMLESS.replace("Counter, deque\n", "Counter, queue\n"))
     (folder / "nameless.patch").write_text(
-        HARMLESS.replace("as before", "as before\n+no_such_name")
+        HARMLESS.replace("+14,3", "+14,4").replace("as before", "as before\n+no_such_name")
     )
     runner = Runner(lambda line: None, seeds_max=1)
     easy, harmless, misfit, broken = runner.run(defects_in(folder))
