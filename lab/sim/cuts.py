@@ -33,7 +33,6 @@ _LASTS_S = 3.0
 _STRAGGLES_S = 1.0
 _SLOW_DISK_S = 1.0
 _SLOW_LINK_S = 0.25
-_SENDERS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ class WholeGroup:
         topics = Topics(cluster, self.messages, 9, _TOPICS)
         topics.start()
         self.until(lambda: topics.done, _START_S)
-        for n in _SENDERS:
-            Sender(cluster, self.messages, n, _TOPICS, ()).start()
+        Sender(cluster, self.messages, 1, _TOPICS, ()).start()
         self.until(lambda: bool(self.messages.acked) and self.is_whole, _SETTLED_S)
         cluster.run(_RUNS_S)
 

@@ -136,7 +136,7 @@ def test_r14_a_master_cut_off_from_its_replicas(scene: Scene, name: str) -> None
     leave the set; the master continues alone, and takes them back when the network is whole."""
     seen = scene.play(name)
     assert seen.elected_s is None and seen.refused_s is None and seen.lease_lost_s is None
-    assert seen.shrunk_s is not None and seen.shrunk_s >= SHRINK_S - 0.05
+    assert seen.shrunk_s is not None and seen.shrunk_s >= SHRINK_S - BEAT_S
     assert seen.confirmed > 0
 
 
