@@ -166,7 +166,7 @@ def test_r17_a_disk_is_replaced_and_a_replica_moved_by_the_commands_of_the_page(
 ) -> None:
     """docs/operating.md under load: "Replace a disk" of the master, so it hands over first; then
     that replica moves to another address with its folder, and leads there."""
-    with ClusterProcess(tmp_path / "c") as cluster:
+    with ClusterProcess(tmp_path / "c", controllers=1) as cluster:
         done = cluster.mqctl
         elsewhere = [each.replace("127.0.0.1", "127.0.0.5") for each in cluster.addresses()]
         with Writer([*cluster.addresses(), *elsewhere], TOPIC, 0, pause_s=0.001) as load:

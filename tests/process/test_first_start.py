@@ -170,5 +170,5 @@ def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Pa
         what = f"--config: {section}.{key} = 'x': unknown key, did you mean {meant}?"
         assert last["event"] == "failed" and last["error"] == what
         assert not with_typo.data_dir.exists()
-    with ClusterProcess(tmp_path) as right:
+    with ClusterProcess(tmp_path, controllers=1, replicas=1) as right:
         assert right.master()["role"] == "MASTER"

@@ -426,15 +426,29 @@ def test_r47_a_cluster_that_grows_keeps_the_number_of_each_folder() -> None:
         grown(plan(Path("/data"), replicas=25, base_port=62000), "broker-a")
 
 
-def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
-    """What a start does not name is as in `conf/cluster.json`."""
-    layout = plan(tmp_path, controllers=1, replicas=1, groups=2, base_port=20_000)
+def test_a_folder_keeps_size_settings_and_tls_of_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `batonmq up` does not name is as at the last start."""
+    given = {"broker": {"regionId": "here"}}
+    layout = plan(
+        tmp_path,
+        controllers=1,
+        replicas=1,
+        groups=2,
+        base_port=20_000,
+        overrides=given,
+        secure="permissive",
+    )
     layout, _ = grown(layout, "broker-b")
+    write_configs(layout)
     pids = dict.fromkeys(node.name for node in layout.nodes)
-    layout.planned_cluster_file.parent.mkdir()
     write_document(layout.planned_cluster_file, cluster_document(layout, 0, pids, {}))
+    run_up = AsyncMock(return_value=0)
+    monkeypatch.setattr("batonmq.launcher.up.run_up", run_up)
+    assert CliRunner().invoke(main, ["up", "--data", str(tmp_path)]).exit_code == 0
+    assert run_up.call_args.args[0] == layout
     last = last_plan(tmp_path)
-    assert plan(tmp_path, last=last) == layout
     owners = dict(_numbers(layout))
     larger = plan(tmp_path, replicas=3, last=last, owners=owners)
     assert [group for _, group in _numbers(larger)] == ["broker-a"] * 3 + ["broker-b"] * 3
