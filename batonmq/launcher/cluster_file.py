@@ -25,7 +25,6 @@ class BrokerState:
     broker_id: int
     role: str  # "MASTER", "SLAVE"
     in_sync: bool
-    alive: bool
 
 
 def cluster_document(

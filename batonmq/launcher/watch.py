@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.cluster import masters_of
 from batonmq.launcher.cluster_file import BrokerState
 from batonmq.launcher.layout import Layout
-from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
+from batonmq.protocol.bodies import ReplicasInfo
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime.words import counted
 
@@ -21,7 +22,6 @@ from batonmq.runtime.words import counted
 class GroupView:
     """One broker group as the leading controller records it."""
 
-    name: str
     master_address: str
     master_epoch: int
     replicas: Mapping[str, BrokerState]
@@ -77,32 +77,25 @@ async def poll(
     try:
         data = await admin.controller(controllers).sync_state_data(names)
         for name, info in data.replicas_info_table.items():
-            groups[name] = _group(name, info)
+            groups[name] = _group(info)
     except BatonError:
         pass
     try:
-        cluster = await admin.cluster.info()
-        routes = {
-            name: data.broker_addrs[0]
-            for name, data in cluster.broker_addr_table.items()
-            if 0 in data.broker_addrs
-        }
+        routes, _ = masters_of(await admin.cluster.info())
     except BatonError:
         pass
     return ClusterSnapshot(groups, routes)
 
 
-def _group(name: str, info: ReplicasInfo) -> GroupView:
-    def state(replica: ReplicaIdentity, *, in_sync: bool) -> BrokerState:
-        is_master = replica.broker_id == info.master_broker_id
-        return BrokerState(
-            replica.broker_id, "MASTER" if is_master else "SLAVE", in_sync, replica.alive
-        )
-
-    members = [(replica, replica in info.in_sync_replicas) for replica in info.replicas]
+def _group(info: ReplicasInfo) -> GroupView:
     # An earlier replica of an address stays on record until it is forgotten: the living one counts.
-    members.sort(key=lambda member: (member[0].alive, member[1]))
+    members = sorted(info.replicas, key=lambda each: (each.alive, each in info.in_sync_replicas))
     replicas = {
-        replica.broker_address: state(replica, in_sync=in_sync) for replica, in_sync in members
+        replica.broker_address: BrokerState(
+            replica.broker_id,
+            "MASTER" if replica.broker_id == info.master_broker_id else "SLAVE",
+            replica in info.in_sync_replicas,
+        )
+        for replica in members
     }
-    return GroupView(name, info.master_address or "", info.master_epoch or 0, replicas)
+    return GroupView(info.master_address or "", info.master_epoch or 0, replicas)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from batonmq.runtime.sockets import dialled_place
 from batonmq.runtime.tls import ClientTls, TlsState, client_context, tls_reason
 
 PLAIN_S: Final = 0.5
@@ -59,8 +60,7 @@ async def probe(port: Port, tls: ClientTls | None, timeout_s: float) -> PortStat
 
 
 async def _takes_plain(port: Port) -> bool:
-    host, _, number = port.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(number))
+    reader, writer = await asyncio.open_connection(*dialled_place(port.address))
     try:
         # A server of gRPC answers its preface; the others wait for the rest of a frame.
         writer.write(_PREFACE if port.kind == "grpc" else b"\0")
@@ -97,8 +97,7 @@ def _context(tls: ClientTls, kind: str) -> ssl.SSLContext:
 
 
 async def _handshake(port: Port, context: ssl.SSLContext) -> tuple[str, int]:
-    host, _, number = port.address.rpartition(":")
-    _, writer = await asyncio.open_connection(host.strip("[]"), int(number), ssl=context)
+    _, writer = await asyncio.open_connection(*dialled_place(port.address), ssl=context)
     try:
         certificate = writer.get_extra_info("peercert") or {}
         version = str(writer.get_extra_info("cipher")[1])

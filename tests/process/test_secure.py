@@ -70,7 +70,7 @@ def test_nothing_is_lost_by_a_kill_nor_refused_by_new_certificates(tmp_path: Pat
             master, epoch = cluster.master(), master_epoch(cluster)
             for step in ("trusted", "renewed", "dropped"):
                 words = ("secure", "rotate", "--authority", "--days", "100", "--json")
-                rotated = cluster.mqctl_program(*words)
+                rotated = cluster.mqctl(*words)
                 assert rotated.code == 0, rotated
                 assert rotated.json["step"] == step
                 wait_acks(load, 20)
@@ -160,7 +160,7 @@ def test_the_secrets_of_the_nodes_change_under_load(tmp_path: Path) -> None:
         raft = cluster.data_dir / "conf" / "raft-password"
         for _ in range(rounds(1, soak=2)):
             before = node.read_text(), raft.read_text()
-            done = cluster.mqctl_program("secure", "rotate", "--secrets", "--json")
+            done = cluster.mqctl("secure", "rotate", "--secrets", "--json")
             assert done.code == 0, done
             steps = [each["step"] for each in done.json]
             assert steps == ["next", "former", "done"] * 2
@@ -217,7 +217,7 @@ def ha_peers_prove_themselves(cluster: SecureCluster) -> None:
 
 
 def group_state(cluster: SecureCluster) -> dict[str, Any]:
-    found = cluster.mqctl_program("getSyncStateSet", "-b", "broker-a", "--json")
+    found = cluster.mqctl("getSyncStateSet", "-b", "broker-a", "--json")
     assert found.code == 0, found
     state: dict[str, Any] = found.json["replicasInfoTable"]["broker-a"]
     return state

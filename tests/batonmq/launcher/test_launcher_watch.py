@@ -35,7 +35,7 @@ def test_r17_an_earlier_replica_of_an_address_does_not_hide_the_master_on_it() -
         master_address=ADDRESS,
         master_broker_id=4,
     )
-    group = _group("broker-a", info)
+    group = _group(info)
     assert group.in_sync == 1
     state = group.replicas[ADDRESS]
     assert (state.broker_id, state.role, state.in_sync) == (4, "MASTER", True)
@@ -45,7 +45,7 @@ def test_a_lost_member_does_not_hide_the_living_replica_on_its_address() -> None
     info = ReplicasInfo(
         in_sync_replicas=[replica(1, alive=False)], not_in_sync_replicas=[replica(4, alive=True)]
     )
-    group = _group("broker-a", info)
+    group = _group(info)
     assert group.in_sync == 0 and group.replicas[ADDRESS].broker_id == 4
 
 
