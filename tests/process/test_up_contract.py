@@ -19,8 +19,10 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner, Result
 
 from batonmq.launcher.children import LIVED_MS
+from batonmq.launcher.main import main
 from lab.cluster import frames
 from lab.cluster.connection import ask
 from lab.cluster.processes import ROOT, free_base_port, is_running, wait_for
@@ -211,9 +213,10 @@ def fork_server_of(supervisor: int) -> int:
     raise AssertionError("no process forks servers")
 
 
-def run_up(*arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [*ClusterProcess.COMMAND, *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+def run_up(data: Path, base: int) -> Result:
+    """In this process: it ends before it starts any."""
+    words = ["up", "--data", str(data), "--base-port", str(base)]
+    return CliRunner().invoke(main, words)
 
 
 def test_every_taken_port_is_named_with_its_holder_and_exit_2(tmp_path: Path) -> None:
@@ -223,8 +226,8 @@ def test_every_taken_port_is_named_with_its_holder_and_exit_2(tmp_path: Path) ->
         socket.create_server(("", base + 102)),
         socket.create_server(("127.0.0.1", base + 1135)),
     ):
-        done = run_up("--data", str(data), "--base-port", str(base))
-    assert (done.returncode, done.stdout) == (2, "")
+        done = run_up(data, base)
+    assert (done.exit_code, done.stdout) == (2, "")
     said = [line.strip() for line in done.stderr.splitlines()]
     assert said[0] == "batonmq up: 2 ports are not free:"
     assert said[1].startswith(f"{base + 102} of namesrv-1: process {os.getpid()} (")
@@ -238,13 +241,9 @@ def test_a_second_cluster_on_the_ports_of_a_running_one_is_refused(
 ) -> None:
     servers, brokers = whole.document["nameServers"], whole.document["brokers"][:3]
     pids = [whole.pid_of(one) for one in (*servers, *brokers)]
-    ports = ["--base-port", str(whole.base_port)]
-    for command in (["up", "--data", str(tmp_path / "data")], ["demo"]):
-        argv = [*ClusterProcess.COMMAND[:-1], *command, *ports]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
-        )
-        assert done.returncode == 2, done.stderr
+    demo = CliRunner().invoke(main, ["demo", "--base-port", str(whole.base_port)])
+    for done in (run_up(tmp_path / "data", whole.base_port), demo):
+        assert done.exit_code == 2, done.stderr
         assert f"{4 * 3 + 3 * 3} ports are not free" in done.stderr
         assert all(f": process {pid} (" in done.stderr for pid in pids)
     assert all(map(is_running, pids))
@@ -303,7 +302,7 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_1(
 ) -> None:
     """A missing right, or a file in the way: the folder and the reason in one line, exit 1."""
     data = place(tmp_path)
-    done = run_up("--data", str(data), "--base-port", str(free_base_port(3)))
-    assert done.returncode == 1
+    done = run_up(data, free_base_port(3))
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert str(data) in line
