@@ -229,8 +229,13 @@ def last_plan(data_dir: Path) -> LastPlan:
 def secured(data_dir: Path) -> Mode:
     """The mode that this folder's cluster had at its last start. Raises LayoutError, OSError."""
     way_out = "give --secure MODE as it was, which replaces this file"
-    kept = _last_sections(data_dir / "conf" / "namesrv-0.yaml", way_out, "namesrv") or {}
-    mode = kept.get("tls", {}).get("serverMode")
+    path = data_dir / "conf" / "namesrv-0.yaml"
+    kept = _last_sections(path, way_out, "namesrv")
+    authority = data_dir / "conf" / "tls"
+    if kept is None and authority.exists():
+        # Removed by hand, or never written by a first start that was killed.
+        raise LayoutError(f"{path} is missing, and {authority} is of a cluster with TLS; {way_out}")
+    mode = (kept or {}).get("tls", {}).get("serverMode")
     return next((known for known in MODES if known == mode), "disabled")
 
 

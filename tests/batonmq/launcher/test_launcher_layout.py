@@ -250,6 +250,14 @@ def test_what_a_folder_keeps_is_not_passed_over_where_it_cannot_be_read(
             read(tmp_path)
 
 
+def test_a_missing_file_of_a_cluster_with_tls_does_not_turn_tls_off(tmp_path: Path) -> None:
+    layout = plan(tmp_path, secure="enforcing")
+    write_configs(layout)
+    (tmp_path / "conf" / "namesrv-0.yaml").unlink()
+    with pytest.raises(LayoutError, match=r"namesrv-0\.yaml is missing.*--secure MODE"):
+        secured(tmp_path)
+
+
 def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
     """Grown to five replicas, shrunk to three, a group added, each group grown: no folder, and no
     address, goes from one group to another."""
