@@ -4,10 +4,9 @@ finds out how (R37). Any thread may note; nothing is decided here."""
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from batonmq.runtime import disk
 from batonmq.store.errors import StoreFailedError
@@ -29,6 +28,7 @@ class StoreHealth:
         self.failure: BaseException | None = None
         #: What the disk was too full for; "" while it has space.
         self.full = ""
+        self._full_error: tuple[int | None, str | None, object] = (None, None, None)
         #: Whether earlier writes wait for disk space, so that nothing else may be written.
         self.pauses = False
         #: Why there is no index until the next start builds it again; "" if there is one.
@@ -89,7 +89,8 @@ class StoreHealth:
         must wait too."""
         if not self.full:
             log.warning("disk_full reason=%s", error)
-        # Without Python's number: `check_space` gives it again.
+        # Not the error itself, which would keep the frames that it passed.
+        self._full_error = error.errno, error.strerror, error.filename
         what = error.strerror or str(error)
         self.full = f"{error.filename}: {what}" if error.filename else what
         self.pauses = self.pauses or pauses
@@ -105,7 +106,11 @@ class StoreHealth:
     def check_space(self) -> None:
         """Raises OSError while earlier writes wait for disk space."""
         if self.pauses:
-            raise OSError(errno.ENOSPC, self.full)
+            self.raise_full()
+
+    def raise_full(self) -> NoReturn:
+        """Raises what the disk answered last when it was too full."""
+        raise OSError(*self._full_error)
 
     def space_again(self) -> None:
         """All that waited is written."""

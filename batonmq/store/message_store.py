@@ -12,7 +12,6 @@ Java `DefaultMessageStore`, `CommitLog`.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -271,7 +270,7 @@ class MessageStore:
             self.flush()
             self.checkpoints.flush_derived()
             if self.health.full:
-                raise OSError(errno.ENOSPC, self.health.full)
+                self.health.raise_full()
             self._files.index.flush()
             self._files.close()
             if self._files.index.may_be_passed():
