@@ -118,9 +118,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
             elif isinstance(effect, ConfirmAdvanced):
                 self._listener.on_confirm_offset(effect.offset)
             elif isinstance(effect, SendBytes):
-                link = self._links.get(effect.connection_id)
-                if link is not None and link.transport is not None:
-                    link.transport.write(effect.data)
+                self._send_bytes(effect)
             elif isinstance(effect, CloseConnection):
                 self._close_link(effect)
             elif isinstance(effect, Unproven):

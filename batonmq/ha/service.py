@@ -182,7 +182,7 @@ class AutoSwitchHAService:
                 view.master_ha_address,
             )
 
-    async def stand_down(self, view: RoleView | None = None) -> None:
+    async def stand_down(self) -> None:
         """No master is known: ends all HA connections, so nothing is written, acked or
         confirmed."""
         async with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLink
-from batonmq.ha.master_core import SendLog
+from batonmq.ha.master_core import SendBytes, SendLog
 from batonmq.ha.slave_effects import AppendLog, BeginAt
 from batonmq.ha.slave_policy import NEVER_MS
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
@@ -127,6 +127,11 @@ class MasterLinks(Timed, Generic[R, E]):
 
     def appended(self, written: int) -> None:
         self.perform(self.core.appended(written, self._now_ms()))
+
+    def _send_bytes(self, effect: SendBytes) -> None:
+        link = self._links.get(effect.connection_id)
+        if link is not None and link.transport is not None:
+            link.transport.write(effect.data)
 
     def _send_log(self, effect: SendLog) -> None:
         link = self._links.get(effect.connection_id)

@@ -183,11 +183,6 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
         return self.flush_disk_type == "SYNC_FLUSH"
 
     @property
-    def consume_queue_file_size(self) -> int:
-        """Bytes of one consume queue file: whole units, rounded up as in Java."""
-        return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
-
-    @property
     def timer_max_delay_ms(self) -> int:
         """How far ahead a timed message may be due: the log must still have it then."""
         return min(self.timer_max_delay_sec, self.file_reserved_time * 3600) * 1000

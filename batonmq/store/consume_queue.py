@@ -515,6 +515,7 @@ def is_message(head: RecordHead, queue: ConsumeQueue, index: int) -> bool:
 
 
 def whole_units(file_size: int) -> int:
+    """Bytes of one file, rounded up as in Java."""
     return -(-file_size // UNIT_SIZE) * UNIT_SIZE
 
 

@@ -268,7 +268,7 @@ def _is_placed(files: StoreFiles, queue: ConsumeQueue) -> bool:
     position = files.positions.placed.get(queue.topic, {}).get(queue.queue_id)
     if position is None:
         return False
-    units = whole_units(files.config.consume_queue_file_size) // UNIT_SIZE
+    units = whole_units(files.config.mapped_file_size_consume_queue) // UNIT_SIZE
     return position // units == queue.first_in_files // units
 
 

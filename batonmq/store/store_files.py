@@ -108,7 +108,7 @@ def _open_files(
     positions = QueuePositions(root / "queuePositions")
     consume_queues = ConsumeQueueStore(
         root / "consumequeue",
-        file_size=config.consume_queue_file_size,
+        file_size=config.mapped_file_size_consume_queue,
         health=health,
         before_rebuild=partial(_dispatch_all_again, commit_log, checkpoint, positions),
     )

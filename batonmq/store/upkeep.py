@@ -225,7 +225,7 @@ class CheckpointWriter:
         work = self.begin()
         if work is not None:
             try:
-                yield from self._write_queues(work)
+                yield from self._write_queues()
             except OSError as error:
                 self._health.pause_or_raise(error)
             else:
@@ -256,7 +256,7 @@ class CheckpointWriter:
             self._totals_generation,
         )
 
-    def _write_queues(self, work: Round) -> Iterator[None]:
+    def _write_queues(self) -> Iterator[None]:
         """Writes every tail of the round to its file. Raises OSError; then the next round syncs
         what was written."""
         left = _SLICE_COST

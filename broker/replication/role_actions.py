@@ -134,7 +134,7 @@ class RoleActions:
         self._hooks.role_left()
         self._slave_sync.follow(None)
         self._hold.release()
-        await self._ha.stand_down(view)
+        await self._ha.stand_down()
 
     async def log_truncated(self) -> None:
         """Groups may have consumed what this replica has cut: their offsets go back to the end of

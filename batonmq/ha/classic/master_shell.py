@@ -71,9 +71,7 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
             elif isinstance(effect, SlavesMissing):
                 self._listener.on_slaves_missing(effect.wanted, effect.present)
             elif isinstance(effect, SendBytes):
-                link = self._links.get(effect.connection_id)
-                if link is not None and link.transport is not None:
-                    link.transport.write(effect.data)
+                self._send_bytes(effect)
             elif isinstance(effect, Unproven):
                 self._listener.on_unproven(effect)
             else:
