@@ -43,6 +43,11 @@ class StoreRig:
         self._lives = 0
         self._open: list[MessageStore] = []
 
+    def beside(self, name: str) -> "StoreRig":
+        """The next stores are opened in a folder of that name."""
+        self.root = self.folder / name
+        return self
+
     def open(self, *, confirm_rule: StartConfirmRule = BY_SET, **config: object) -> MessageStore:
         changed = msgspec.structs.replace(self.config, store_path_root_dir=str(self.root), **config)
         store = MessageStore(
@@ -137,6 +142,15 @@ class StoreRig:
             )
             bodies += [record.body for record in records]
             offset = result.next_begin_offset
+
+    @staticmethod
+    def log_of(store: MessageStore, begin: int | None = None) -> bytes:
+        """All bytes of its log, or those from `begin` on."""
+        at, data = store.min_phy_offset if begin is None else begin, b""
+        while view := bytes(store.log.view(at, 1 << 30)):
+            data += view
+            at += len(view)
+        return data
 
     @staticmethod
     def write_queues_back(store: MessageStore) -> None:

@@ -4,9 +4,8 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +15,10 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.records import columns
 from batonmq.protocol.records.codec import NewMessage, message_to_store
-from batonmq.protocol.tags import java_string_hash, tags_code
+from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
-from batonmq.runtime import disk
 from batonmq.store import bulk_dispatch, dispatch, log_scan
-from batonmq.store.index_batch import PieceHashes
+from tests.shared.failing_disk import failing
 from tests.store.conftest import HOST, START_MS
 
 GOLDEN_END = 6760
@@ -64,8 +62,7 @@ def build(rig, name, data, targets, *, slice_bytes=None, begin=0, **config):
         )
 
     rig.before_open = hooks
-    rig.root = rig.folder / name
-    store = rig.open(**config)
+    store = rig.beside(name).open(**config)
     store.slave_log.reset_for_empty_start(begin)
     store.slave_log.append_replicated(begin, data)
     for target in targets:
@@ -102,7 +99,7 @@ def both_ways(rig, data, targets, **more):
     return sum(runs), each
 
 
-def log_of(rig, messages, turn=7, **config):
+def log_with(rig, messages, turn=7, **config):
     rig.root = rig.folder / "master"
     rig.before_open = lambda store: None
     master = rig.open_master(**config)
@@ -112,10 +109,7 @@ def log_of(rig, messages, turn=7, **config):
             master.end_turn()
             rig.now_ms += 700
     master.end_turn()
-    data = b"".join(
-        bytes(segment.buffer[: min(master.max_phy_offset - segment.start_offset, segment.size)])
-        for segment in master.log.segments
-    )
+    data = rig.log_of(master)
     master.abandon()
     return data
 
@@ -167,7 +161,7 @@ def test_the_same_files_as_record_by_record(rigs_in, data):
     """Odd records between common ones, segments and index files that end, any slices."""
     with rigs_in() as make_rig:
         rig = make_rig()
-        log = log_of(
+        log = log_with(
             rig, data.draw(st.lists(messages, max_size=60)), turn=data.draw(st.integers(1, 9))
         )
         targets = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=4)))
@@ -190,20 +184,20 @@ def common(count, queues=3):
 
 
 def test_common_records_go_in_bulk(rig):
-    log = log_of(rig, common(300), **LARGE)
+    log = log_with(rig, common(300), **LARGE)
     done, built = both_ways(rig, log, [len(log)], **LARGE)
     assert done == 300
     assert sum(len(units) for _, units in built.units.values()) == 300
 
 
 def test_a_segment_does_not_stop_it(rig):
-    log = log_of(rig, common(300))
+    log = log_with(rig, common(300))
     assert both_ways(rig, log, [len(log)], max_index_num=4000)[0] > 280
 
 
 def test_a_queue_that_goes_back_to_a_check_point_is_not_built_twice(rig):
     """Recovery: some of it is there already, in some queues more than in others."""
-    log = log_of(rig, common(200), **LARGE)
+    log = log_with(rig, common(200), **LARGE)
     with bulk(always=True):
         rig.root = rig.folder / "slave"
         store = rig.open(**LARGE)
@@ -220,19 +214,16 @@ def test_a_queue_that_goes_back_to_a_check_point_is_not_built_twice(rig):
 
 def test_r45_a_full_disk_in_the_midst_loses_nothing(rig, monkeypatch):
     """Index entries and large tails stay in memory, and come to the files when there is space."""
-    log = log_of(rig, common(260), **LARGE)
+    log = log_with(rig, common(260), **LARGE)
     monkeypatch.setattr("batonmq.store.consume_queue._TAIL_BYTES_MAX", 200)
     with bulk(always=False):
         each = build(rig, "each", log, [len(log)], **LARGE)
     rig.before_open = lambda store: None
-    rig.root = rig.folder / "full"
-    store = rig.open(**LARGE)
+    store = rig.beside("full").open(**LARGE)
     store.slave_log.append_replicated(0, log)
-    no_room = Mock(side_effect=OSError(28, "No space left on device"))
     with bulk(always=True):
-        before = disk.replace_calls({"pwrite": no_room})
-        store.advance_confirm_offset(len(log) // 2)
-        disk.replace_calls(before)
+        with failing("pwrite * ENOSPC"):
+            store.advance_confirm_offset(len(log) // 2)
         assert store.health.full
         store.advance_confirm_offset(len(log))
     store.health.full = ""
@@ -259,24 +250,13 @@ def test_what_java_clients_sent_gives_the_same(rig, broker):
         messages.append(message_to_store(java[position:end]))
         position = end
     shutil.rmtree(rig.folder)
-    log = log_of(rig, messages, **LARGE)
+    log = log_with(rig, messages, **LARGE)
     assert both_ways(rig, log, [len(log)], **LARGE)[0] > len(messages) // 2
-
-
-@given(st.lists(st.text(max_size=40), min_size=1, max_size=8), st.text(max_size=9))
-def test_hashes_of_pieces_are_javas(texts, prefix):
-    pieces = [text.encode() for text in texts]
-    chars = np.frombuffer(b"".join(pieces), dtype=np.uint8)
-    ends = np.cumsum([len(piece) for piece in pieces])
-    begins = ends - [len(piece) for piece in pieces]
-    prefixes = np.full(len(pieces), java_string_hash(prefix) & 0xFFFFFFFF, dtype=np.uint32)
-    found = PieceHashes(chars).behind(prefixes, begins, ends).tolist()
-    assert found == [java_string_hash(prefix + text) & 0xFFFFFFFF for text in texts]
 
 
 def test_a_damaged_size_ends_the_columns(rig):
     """Whatever the sizes say, nothing behind the bytes is read."""
-    log = bytearray(log_of(rig, common(40), **LARGE))
+    log = bytearray(log_with(rig, common(40), **LARGE))
     whole = bulk_dispatch.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
     assert len(whole) == 40 and whole.end == len(log)
     for wrong in (0, 12, 91, 1 << 31, 0xFFFFFFFF):
@@ -295,7 +275,7 @@ def test_the_check_of_uncommon_records_reads_each_byte_a_few_times_at_most(rig, 
         message(longest if number % every == 0 else "T", 0, b"x" * 900, b"")
         for number in range(600)
     ]
-    data, end = log_of(rig, mixed, **LARGE), 0
+    data, end = log_with(rig, mixed, **LARGE), 0
     for _ in mixed:
         end += int.from_bytes(data[end : end + 4], "big")
     data = data[:end]  # the master may have begun a record of its own behind them
@@ -320,7 +300,7 @@ def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
     """A lone record of another queue goes bad behind its check; 40 common ones lie before it and 40
     behind it. Nothing behind it is shown, and the error names its place."""
     parts = [message("T", 0, b"x", b"") for _ in range(40)]
-    data = bytearray(log_of(rig, [*parts, message("Alone", 0, b"y", b""), *parts], **LARGE))
+    data = bytearray(log_with(rig, [*parts, message("Alone", 0, b"y", b""), *parts], **LARGE))
     ends = bulk_dispatch.RecordColumns(memoryview(bytes(data)), 0, 0, len(data), 1 << 20, ()).ends
     bad = int(ends[39])
     rig.root = rig.folder / "slave"
@@ -343,7 +323,7 @@ def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
 
 def test_a_slice_that_ends_with_a_record_is_not_the_end(rig):
     """The next one continues, though nothing more arrives."""
-    log = log_of(rig, [message("T", 0, bytes(10), b"")] * 20)
+    log = log_with(rig, [message("T", 0, bytes(10), b"")] * 20)
     size = len(log) // 20
     _, built = both_ways(rig, log, [len(log)], slice_bytes=4 * size)
     assert built.ends == [4 * size, 8 * size, 12 * size, 16 * size, 20 * size]
@@ -351,7 +331,7 @@ def test_a_slice_that_ends_with_a_record_is_not_the_end(rig):
 
 def test_the_time_of_the_newest_record_is_known_either_way(rig):
     """Checkpoint and expiry go by it."""
-    log = log_of(rig, common(300), **LARGE)
+    log = log_with(rig, common(300), **LARGE)
     times = []
     for always in (False, True):
         rig.root = rig.folder / f"slave-{always}"

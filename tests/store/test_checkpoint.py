@@ -3,9 +3,9 @@
 import errno
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
+from failing_disk import failing
 from power_cut import watching
 
 from batonmq.protocol.layout import CHECKPOINT_SIZE
@@ -63,23 +63,6 @@ def test_a_new_checkpoint_is_there_after_a_power_cut(tmp_path):
     assert StoreCheckpoint(left / "checkpoint").confirm_phy_offset == 1234
 
 
-@pytest.mark.parametrize("at", [7, 64, 79, 83])
-def test_a_torn_recovery_point_is_not_believed(tmp_path, at):
-    """Torn, or a Java broker went on with the file: it writes the first 40 bytes only."""
-    path = tmp_path / "checkpoint"
-    checkpoint = StoreCheckpoint(path)
-    checkpoint.recovery_offset = 4711
-    checkpoint.confirm_phy_offset = 5
-    checkpoint.flush()
-    checkpoint.close()
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-    torn = StoreCheckpoint(path)
-    assert torn.recovery_offset is None
-    assert torn.confirm_phy_offset == 5
-
-
 def with_totals(path: Path, ends: QueueTotals) -> StoreCheckpoint:
     checkpoint = StoreCheckpoint(path)
     checkpoint.recovery_offset = 4711
@@ -108,26 +91,25 @@ def test_a_sum_that_does_not_fit_is_unknown(tmp_path):
     assert (again.queue_totals, again.recovery_offset) == (None, 4711)
 
 
-@pytest.mark.parametrize("at", [96, 111, 115])
-def test_a_torn_sum_is_unknown_and_the_rest_is_believed(tmp_path, at):
+@pytest.mark.parametrize(
+    ("at", "recovery_offset", "confirm_offset"),
+    [
+        *((at, None, 5) for at in (7, 64, 79, 83)),  # the recovery point is torn
+        *((at, 4711, 5) for at in (96, 111, 115)),  # the sum is
+        (39, None, 4),  # a Java broker used the file: it writes the first 40 bytes only
+    ],
+)
+def test_what_is_torn_is_not_believed_and_the_rest_is(
+    tmp_path, at, recovery_offset, confirm_offset
+):
     path = tmp_path / "checkpoint"
     with_totals(path, QueueTotals(4711, 99, 7))
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
     torn = StoreCheckpoint(path)
-    assert (torn.queue_totals, torn.recovery_offset, torn.confirm_phy_offset) == (None, 4711, 5)
-
-
-def test_a_java_broker_may_use_a_file_with_a_sum(tmp_path):
-    """It writes the first 40 bytes only."""
-    path = tmp_path / "checkpoint"
-    with_totals(path, QueueTotals(4711, 99, 7))
-    data = bytearray(path.read_bytes())
-    data[39] ^= 1
-    path.write_bytes(data)
-    javas = StoreCheckpoint(path)
-    assert (javas.queue_totals, javas.recovery_offset, javas.confirm_phy_offset) == (None, None, 4)
+    assert torn.queue_totals is None
+    assert (torn.recovery_offset, torn.confirm_phy_offset) == (recovery_offset, confirm_offset)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01" * 100, bytes(8192)])
@@ -141,14 +123,12 @@ def test_a_file_of_another_length_reads_as_zero_and_is_put_right(tmp_path, conte
     assert path.read_bytes() == bytes(CHECKPOINT_SIZE)
 
 
-def test_r45_what_found_no_room_is_written_by_the_next_flush(tmp_path, monkeypatch):
+def test_r45_what_found_no_room_is_written_by_the_next_flush(tmp_path):
     checkpoint = StoreCheckpoint(tmp_path / "checkpoint")
     checkpoint.flush()
     checkpoint.confirm_phy_offset = 1234
-    with monkeypatch.context() as full:
-        full.setattr(disk, "pwrite", Mock(side_effect=OSError(28, "no space")))
-        with pytest.raises(OSError, match="no space"):
-            checkpoint.flush()
+    with failing("pwrite * ENOSPC"), pytest.raises(OSError, match="No space"):
+        checkpoint.flush()
     assert checkpoint.flush()
     checkpoint.close()
     assert StoreCheckpoint(tmp_path / "checkpoint").confirm_phy_offset == 1234

@@ -35,8 +35,7 @@ def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig, store):
     for _ in range(2):
         store.log.preallocate_next()
         assert names(rig) == [f"{0:020d}", f"{SEGMENT:020d}"]
-    rig.root = rig.folder / "empty"
-    store = rig.open()
+    store = rig.beside("empty").open()
     store.abandon()
     store.log.preallocate_next()  # its thread had waited for the lock
     assert names(rig) == []

@@ -215,6 +215,26 @@ def plain_life(rig: Any) -> Counter[tuple[str, str]]:
     return Counter({group: count for group, count in counts.items() if group[1]})
 
 
+def places(
+    rig: Any, counts: Counter[tuple[str, str]], rng: random.Random
+) -> Iterator[tuple[str, str, int]]:
+    """For each group (call, kind of file, how many such calls pass), each in a folder of its own,
+    which does not exist yet."""
+    for (call, kind), count in sorted(counts.items()):
+        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
+            rig.root = rig.folder / f"{call}{kind.replace('/', '-')}-{after}"
+            yield call, kind, after
+
+
+@contextmanager
+def explained(what: str, life: Life) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as failure:
+        failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {what}; ended by {life.error!r}")
+        raise
+
+
 @pytest.mark.parametrize("times", ["once", "from then on"])
 @pytest.mark.parametrize("errors", [BAD, FULL], ids=["bad", "full"])
 def test_r40_r45_whatever_disk_call_fails_the_next_start_serves_what_was_acknowledged(
@@ -224,23 +244,17 @@ def test_r40_r45_whatever_disk_call_fails_the_next_start_serves_what_was_acknowl
     assert len(counts) > 40, "kinds of calls"
     rng = random.Random(f"{SEED} {errors} {times}")
     struck_lives = 0
-    for (call, kind), count in sorted(counts.items()):
-        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
-            error = rng.choice(errors)
-            rule = f"{call} {kind} {error} after {after}" + (" once" if times == "once" else "")
-            rig.root = rig.folder / f"life-{call}{kind.replace('/', '-')}-{after}"
-            life = Life(rig)
-            try:
-                caplog.clear()
-                with failing(rule):
-                    life.lead()
-                struck_lives += "disk_fault" in caplog.text
-                check_life(life)
-                assert life.error is None or kind != "/index", "the log needs no index"
-                check_next_life(rig, life)
-            except BaseException as failure:
-                failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {rule}; ended by {life.error!r}")
-                raise
+    for call, kind, after in places(rig, counts, rng):
+        rule = f"{call} {kind} {rng.choice(errors)} after {after}" + " once" * (times == "once")
+        life = Life(rig)
+        caplog.clear()
+        with explained(rule, life):
+            with failing(rule):
+                life.lead()
+            struck_lives += "disk_fault" in caplog.text
+            check_life(life)
+            assert life.error is None or kind != "/index", "the log needs no index"
+            check_next_life(rig, life)
     assert struck_lives > len(counts) // 2
 
 
@@ -280,26 +294,21 @@ def test_r40_whatever_look_at_the_disk_fails_the_next_start_serves_what_was_ackn
         life.lead()
     assert life.error is None and len(counts) > 15, "kinds of looks"
     rng = random.Random(f"{SEED} {times}")
-    for (call, kind), count in sorted(counts.items()):
-        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
-            rig.root = rig.folder / f"life-{call}{kind.replace('/', '-')}-{after}"
-            left = [after]
+    for call, kind, after in places(rig, counts, rng):
+        left = [after]
 
-            def seen(*look: str, these: Any = (call, kind), left: list[int] = left) -> None:
-                if look == these:
-                    left[0] -= 1
-                    if left[0] == -1 or (left[0] < 0 and times != "once"):
-                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        def seen(*look: str, these: Any = (call, kind), left: list[int] = left) -> None:
+            if look == these:
+                left[0] -= 1
+                if left[0] == -1 or (left[0] < 0 and times != "once"):
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-            life = Life(rig)
-            try:
-                with looks(rig.root, seen):
-                    life.lead()
-                check_life(life)
-                check_next_life(rig, life)
-            except BaseException as failure:
-                failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {call} {kind} {after}; {life.error!r}")
-                raise
+        life = Life(rig)
+        with explained(f"{call} {kind} {after}", life):
+            with looks(rig.root, seen):
+                life.lead()
+            check_life(life)
+            check_next_life(rig, life)
 
 
 def check_life(life: Life) -> None:
@@ -333,28 +342,24 @@ def test_r40_a_start_that_cannot_read_its_store_names_the_file_or_serves_everyth
         rig.open().close()
     rng = random.Random(f"{SEED} {end} {errors}")
     struck_starts = 0
-    for (call, kind), count in sorted(counts.items()):
-        for after in {rng.randrange(count) for _ in range(PER_GROUP)}:
-            rule = f"{call} {kind or '*'} {rng.choice(errors)} after {after}"
-            rig.root = shutil.copytree(left, rig.folder / f"{call}{kind.replace('/', '-')}-{after}")
-            error = None
-            try:
-                caplog.clear()
-                with failing(rule):
-                    try:
-                        store = rig.open()
-                    except (OSError, BatonError) as caught:
-                        error = caught
-                        assert str(rig.root) in str(error)
-                    else:
-                        check_served(life, store)
-                        with suppress(OSError, BatonError):
-                            store.close()
-                struck_starts += "disk_fault" in caplog.text
-                check_next_life(rig, life)
-            except BaseException as failure:
-                failure.add_note(f"BATONMQ_DISK_SEED={SEED}: {rule}; ended by {error!r}")
-                raise
+    for call, kind, after in places(rig, counts, rng):
+        rule = f"{call} {kind or '*'} {rng.choice(errors)} after {after}"
+        shutil.copytree(left, rig.root)
+        life.error = None
+        caplog.clear()
+        with explained(rule, life):
+            with failing(rule):
+                try:
+                    store = rig.open()
+                except (OSError, BatonError) as error:
+                    life.error = error
+                    assert str(rig.root) in str(error)
+                else:
+                    check_served(life, store)
+                    with suppress(OSError, BatonError):
+                        store.close()
+            struck_starts += "disk_fault" in caplog.text
+            check_next_life(rig, life)
     assert struck_starts > len(counts) // 2
 
 

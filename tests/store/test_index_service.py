@@ -49,27 +49,6 @@ def service(tmp_path: Path) -> IndexService:
     return service_at(tmp_path)
 
 
-@pytest.mark.parametrize("broker", ["b0", "b1"])
-def test_every_golden_message_is_found_by_each_of_its_keys(broker, tmp_path):
-    shutil.copytree(GOLDEN / broker / "index", tmp_path / "index")
-    service = service_at(tmp_path / "index")
-    asked = 0
-    for record in golden_records(broker):
-        properties = record["properties"]
-        assert isinstance(properties, dict)
-        if record["sysFlag"] == 0xC:
-            continue
-        keys = [properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split(" ")]
-        for key in filter(None, keys):
-            answer = service.query(str(record["topic"]), key, 64)
-            assert record["physicalOffset"] in answer.phy_offsets
-            asked += 1
-    assert asked == 41
-    assert service.end_phy_offset == 6516
-    assert service.query("GoldTopic", "no such key", 64).phy_offsets == []
-    service.close()
-
-
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("broker", ["b0", "b1"])
 def test_the_golden_file_is_built_again_byte_by_byte(broker, few, tmp_path, monkeypatch):

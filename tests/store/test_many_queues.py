@@ -90,28 +90,6 @@ async def test_a_stop_between_two_slices_writes_the_rest(rig):
     assert bodies_of(rig, store) == [[b"%d" % number] for number in range(QUEUES)]
 
 
-def test_a_cut_between_two_slices_voids_the_round(rig):
-    """R22: no checkpoint covers bytes that were cut."""
-    store = rig.open_master(flush_interval_consume_queue=1)
-
-    async def run() -> int:
-        store.start(asyncio.get_running_loop(), pytest.fail)
-        put_everywhere(rig, store)
-        cut_at = store.confirm_offset
-        put_everywhere(rig, store)
-        store.checkpoints.flush_derived()
-        store.slave_log.truncate_to(cut_at, unclean_epoch=True)
-        store.checkpoints.flush_derived()
-        await until_covered(store)
-        rig.kill(store)
-        return cut_at
-
-    cut_at = asyncio.run(run())
-    store = rig.open()
-    assert store.max_phy_offset == store.confirm_offset == cut_at
-    assert bodies_of(rig, store) == [[b"%d" % number] for number in range(QUEUES)]
-
-
 def test_r40_many_queues_are_synced_at_once_and_durably(rig, tmp_path):
     """The power fails behind a round: what its checkpoint covers is in the files."""
     queues = 40

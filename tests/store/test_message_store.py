@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,20 +15,19 @@ from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
-from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.store import appender, dispatch
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
     PutPropertiesTooLong,
-    PutRefused,
     PutUnavailable,
     StoreFormatError,
 )
 from batonmq.store.reader import GetMessageStatus
 from batonmq.store.recovery import ConfirmedByLog
 from batonmq.store.upkeep import byte_count
+from tests.shared.failing_disk import failing
 
 FOREVER_MS = 2**62
 
@@ -138,27 +136,6 @@ def test_a_store_that_is_no_master_takes_no_puts(rig):
         rig.put(store)
 
 
-def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, store, monkeypatch):
-    """R26, R45: segments are allocated before use, so a full disk refuses puts and breaks none."""
-    monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
-    end = rig.put_confirmed(store, bytes(5000))
-    real = os.posix_fallocate
-    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(disk, "posix_fallocate", full)
-    with pytest.raises(PutRefused, match="No space left"):
-        rig.put(store, bytes(5000))
-    assert store.end_turn() == end
-    with pytest.raises(PutRefused, match="No space left"):
-        rig.put(store, b"small")
-    monkeypatch.setattr(disk, "posix_fallocate", real)
-    store.checkpoints.flush_derived()
-    assert rig.put(store, b"small").physical_offset == end
-    assert rig.put(store, bytes(5000)).queue_offset == 2
-    store.advance_confirm_offset(store.end_turn())
-    assert [len(body) for body in rig.read_bodies(store)] == [5000, 5, 5000]
-    assert not list((rig.root / "commitlog" / ".baton").glob("0*"))
-
-
 def test_prepared_and_rollback_records_take_no_place_in_their_queue(rig, store):
     """Transaction bits 4 and 0xC: queue offset 0, no unit; only the prepared one is indexed."""
     prepared = rig.put(store, b"half", uniq_key=b"P", sys_flag=0x4)
@@ -221,8 +198,12 @@ def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(r
     assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
 
 
-def test_r31_a_replica_announces_queues_that_its_log_shows(rig, store):
+@pytest.mark.parametrize("is_written", [False, True])
+def test_r31_a_replica_announces_queues_that_its_log_or_a_file_shows(rig, store, is_written):
+    """Units may reach the disk before a checkpoint; the table of topics then lacks theirs."""
     rig.put_confirmed(store, b"x", topic="New", queue_id=3)
+    if is_written:
+        rig.write_queues_back(store)
     rig.kill(store)
     shown = []
     rig.before_open = lambda store: setattr(
@@ -250,19 +231,6 @@ def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it
     assert (in_memory, on_disk) == ({"A"}, set())
     store.checkpoints.flush_derived()
     assert on_disk == {"A"}
-
-
-def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig, store):
-    """Units may reach the disk before a checkpoint; the table of topics then lacks theirs."""
-    rig.put_confirmed(store, b"x", topic="A")
-    rig.write_queues_back(store)
-    rig.kill(store)
-    shown = []
-    rig.before_open = lambda store: setattr(
-        store, "on_unknown_topic", lambda topic, queue_id: shown.append((topic, queue_id))
-    )
-    rig.open(confirm_rule=ConfirmedByLog())
-    assert shown == [("A", 0)]
 
 
 def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
@@ -618,19 +586,12 @@ def test_r58_a_turn_that_must_be_whole_writes_all_of_a_batch(rig, small_slices, 
     assert rig.read_bodies(store) == _bodies(0, 10)
 
 
-def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, store, monkeypatch):
+def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, store):
     """The broker leaves its role: what is written stays, and the rest gives its offsets back."""
     _batch(store, 10)
     store.end_turn(whole=False)
-    once = iter([OSError(errno.ENOSPC, "full")])
-
-    def pwrite(*args):
-        for error in once:
-            raise error
-        return os.pwrite(*args)
-
-    monkeypatch.setattr(disk, "pwrite", pwrite)
-    end = store.stop_writes()
+    with failing("pwrite * ENOSPC once"):
+        end = store.stop_writes()
     assert store.advance_confirm_offset(end) == end == store.max_phy_offset
     assert rig.read_bodies(store) == _bodies(0, 4)
     store.prepare_master()
@@ -639,12 +600,9 @@ def test_r45_what_a_full_disk_keeps_of_a_batch_is_forgotten(rig, small_slices, s
     assert rig.read_bodies(store) == [*_bodies(0, 4), b"next"]
 
 
-def test_r45_a_batch_that_found_no_space_is_written_when_there_is_some(
-    rig, small_slices, store, monkeypatch
-):
+def test_r45_a_batch_that_found_no_space_is_written_when_there_is_some(rig, small_slices, store):
     _batch(store, 10)
-    with monkeypatch.context() as full:
-        full.setattr(disk, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with failing("pwrite * ENOSPC"):
         for _ in range(2):
             assert store.end_turn(whole=False) == 0
         assert not store.appender.is_placing, "it waits for the next round of upkeep"

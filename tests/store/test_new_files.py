@@ -3,17 +3,16 @@ that no one wrote."""
 
 from __future__ import annotations
 
-import errno
 import shutil
 import threading
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from batonmq.runtime import disk
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.file_handles import FileHandles, Making
+from tests.shared.failing_disk import failing
 
 FILE_SIZE = 200
 
@@ -88,12 +87,10 @@ def test_a_kill_before_a_made_file_is_taken_leaves_a_queue_without_units(rig):
     assert found.max_offset == 0 and found.last_physical_end == 0
 
 
-def test_r45_what_finds_no_room_is_left_to_the_loop(rig, monkeypatch):
+def test_r45_what_finds_no_room_is_left_to_the_loop(rig):
     queue = rig.queue()
     making = rig.making(queue)
-    with monkeypatch.context() as full:
-        refuse = Mock(side_effect=OSError(errno.ENOSPC, "no space"))
-        full.setattr(disk, "ftruncate", refuse)
+    with failing("ftruncate * ENOSPC"):
         making.run()
         assert making.is_done and not making.made
         rig.handles.new_files.note(making)

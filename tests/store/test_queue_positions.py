@@ -21,6 +21,7 @@ from batonmq.store.queue_positions import (
     position_record,
 )
 from batonmq.store.reader import GetMessageStatus
+from tests.shared.failing_disk import failing, walk_errors
 
 SEGMENT = 8192
 
@@ -28,14 +29,6 @@ SEGMENT = 8192
 def age(root, count):
     for path in sorted((root / "commitlog").glob("0*"))[:count]:
         os.utime(path, (0, 0))
-
-
-def log_from(store, offset):
-    data = b""
-    while view := bytes(store.log.view(offset, 1 << 20)):
-        data += view
-        offset += len(view)
-    return data
 
 
 def rounds_of(store):
@@ -59,18 +52,12 @@ def fill(rig, store, segments, *, topic="U"):
 def replica_of(rig, master, name, offset=None):
     """A new replica whose log begins at `offset`, caught up with its master."""
     start = master.min_phy_offset if offset is None else offset
-    rig.root = rig.folder / name
-    replica = rig.open()
+    replica = rig.beside(name).open()
     if start:
         replica.slave_log.reset_for_empty_start(start)
-    replica.slave_log.append_replicated(start, log_from(master, start))
+    replica.slave_log.append_replicated(start, rig.log_of(master, start))
     replica.advance_confirm_offset(master.confirm_offset)
     return replica
-
-
-def reopened(rig, store):
-    rig.kill(store)
-    return rig.open()
 
 
 def with_expired(rig, count=5, **config):
@@ -84,8 +71,10 @@ def with_expired(rig, count=5, **config):
 
 
 def test_r38_a_replica_that_joined_later_numbers_on(rig):
-    master = with_expired(rig)
+    """A group that was offline meanwhile loses nothing there."""
+    master = with_expired(rig, 60)
     later = replica_of(rig, master, "later")
+    assert later.queries.get_message("T", 0, 60, 32).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
     assert later.positions.whole_from == later.min_phy_offset == 2 * SEGMENT
     later.positions.master_begins_at(2 * SEGMENT)
     assert later.positions.whole_from == 0, "it lacks nothing that the group has"
@@ -93,27 +82,16 @@ def test_r38_a_replica_that_joined_later_numbers_on(rig):
     put = rig.put(later, b"new", topic="T")
     later.end_turn()
     later.advance_confirm_offset(later.max_phy_offset)
-    assert put.queue_offset == 5
-    found = later.queries.get_message("T", 0, 5, 32)
-    assert found.status is GetMessageStatus.FOUND and found.message_count == 1
+    assert put.queue_offset == 60
+    found = later.queries.get_message("T", 0, 60, 32)
+    assert (found.status, found.min_offset) == (GetMessageStatus.FOUND, 60)
 
     master.stop_writes()
-    master.slave_log.append_replicated(end, log_from(later, end))
+    master.slave_log.append_replicated(end, rig.log_of(later, end))
     master.advance_confirm_offset(later.max_phy_offset)
     master.prepare_master()
     assert rig.read_bodies(master, "T") == rig.read_bodies(later, "T") == [b"new"]
-    assert master.queries.max_offset_in_queue("T", 0) == 6
-
-
-def test_r38_an_offline_group_loses_nothing_at_a_replica_that_joined_later(rig):
-    master = with_expired(rig, 60)
-    later = replica_of(rig, master, "later")
-    assert later.queries.get_message("T", 0, 60, 32).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
-    later.prepare_master()
-    rig.put_confirmed(later, *[b"new"] * 60, topic="T")
-    found = later.queries.get_message("T", 0, 60, 32)
-    assert (found.status, found.min_offset) == (GetMessageStatus.FOUND, 60)
-    assert len(rig.read_bodies(later, "T")) == 60
+    assert master.queries.max_offset_in_queue("T", 0) == 61
 
 
 @pytest.mark.parametrize("way", ["close", "kill", "flush and kill", "message and close"])
@@ -190,7 +168,7 @@ def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig, master):
     start = master.max_phy_offset
     assert master.positions.put_if_due()
     master.advance_confirm_offset(master.end_turn())
-    later.slave_log.append_replicated(start, log_from(master, start))
+    later.slave_log.append_replicated(start, rig.log_of(master, start))
     assert later.positions.whole_from > later.max_phy_offset, "known when the round is confirmed"
     later.advance_confirm_offset(master.max_phy_offset)
     assert later.positions.whole_from == SEGMENT
@@ -275,7 +253,7 @@ def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_
     later.positions.master_begins_at(0)
     later.positions.master_begins_at(SEGMENT)
     later.checkpoints.flush_derived()
-    later = reopened(rig, later)
+    later = rig.reopen(later)
     assert later.positions.whole_from == 2 * SEGMENT
     assert f"begun at {2 * SEGMENT}" in later.positions.why_not_whole
     if end == "learns":
@@ -286,7 +264,7 @@ def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_
         assert later.positions.whole_from == 2 * SEGMENT
         later.stop_writes()
     later.checkpoints.flush_derived()
-    assert reopened(rig, later).positions.whole_from == 0
+    assert rig.reopen(later).positions.whole_from == 0
 
 
 def test_r38_a_new_master_states_positions_if_its_segment_lacks_a_round(rig, master):
@@ -401,7 +379,7 @@ def test_r38_a_part_of_a_round_is_no_round(rig, master):
             NewMessage(METADATA_TOPIC, POSITIONS_QUEUE, body, b"", 0, None, None, 0, bytes(8))
         )
         master.advance_confirm_offset(master.end_turn())
-        later.slave_log.append_replicated(at, log_from(master, at))
+        later.slave_log.append_replicated(at, rig.log_of(master, at))
         at = later.advance_confirm_offset(master.max_phy_offset)
         assert master._files.positions.stated_from == (since if whole else before)
         assert (later.positions.whole_from <= at) is whole
@@ -421,34 +399,19 @@ def test_r38_an_unreadable_statement_is_skipped(store, caplog):
     assert store.queries.next_offset_in_queue("T", 0) == 0
 
 
-def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig, monkeypatch):
+def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig):
     """Whichever call fails, and whatever is there at the next start: never a wrong number."""
     master = with_expired(rig)
-    data = log_from(master, 2 * SEGMENT)
-    for failing in range(60):
-        rig.root = rig.folder / f"failing-{failing}"
-        replica = rig.open()
-        count = 0
+    data = rig.log_of(master, 2 * SEGMENT)
 
-        def wrapped(call, failing=failing):
-            def fail(*arguments):
-                nonlocal count
-                count += 1
-                if count > failing:
-                    raise OSError(5, "injected")
-                return call(*arguments)
-
-            return fail
-
-        before = disk.replace_calls({name: wrapped(getattr(disk, name)) for name in disk.CALLS})
-        try:
-            replica.slave_log.reset_for_empty_start(2 * SEGMENT)
-        except (OSError, StoreFailedError):
-            failed = True
-        else:
-            failed = False
-        finally:
-            disk.replace_calls(before)
+    def attempt(rule, number):
+        rig.root = rig.folder / f"failing-{number}"
+        replica, failed = rig.open(), False
+        with failing(rule.replace("once", "")):  # also the calls after it
+            try:
+                replica.slave_log.reset_for_empty_start(2 * SEGMENT)
+            except (OSError, StoreFailedError):
+                failed = True
         replica = rig.reopen(replica)
         if replica.min_phy_offset != 2 * SEGMENT:
             replica.slave_log.reset_for_empty_start(2 * SEGMENT)
@@ -458,10 +421,9 @@ def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig, monkeypatch):
         assert replica.positions.whole_from == 2 * SEGMENT
         assert replica.queries.next_offset_in_queue("T", 0) == 5
         replica.close()
-        if not failed:
-            break
-    else:
-        pytest.fail("it never ended without an error")
+        return failed
+
+    assert walk_errors("* * EIO", attempt) > 10
 
 
 def test_g8_a_damaged_file_of_positions_is_named_and_built_anew(rig, caplog):
@@ -511,9 +473,8 @@ def test_r38_a_round_that_is_taken_over_counts_when_it_is_confirmed(rig, master)
     fill(rig, master, 3)
     slave = replica_of(rig, master, "slave", 0)
     assert slave._files.positions.stated_from == 3 * SEGMENT
-    rig.root = rig.folder / "behind"
-    behind = rig.open()
-    behind.slave_log.append_replicated(0, log_from(master, 0))
+    behind = rig.beside("behind").open()
+    behind.slave_log.append_replicated(0, rig.log_of(master, 0))
     behind.advance_confirm_offset(confirmed)
     end = behind.prepare_master()
     assert behind._files.positions.stated_from == 0

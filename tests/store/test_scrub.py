@@ -1,9 +1,6 @@
 """The background check of the log: what it reads, what it finds, and what it leaves alone."""
 
 import asyncio
-import errno
-import os
-from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +8,7 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store import scrub as module
 from batonmq.store.scrub import SLICE_BYTES, check_records
+from tests.shared.failing_disk import failing
 
 FLIPPED = bytes(range(0x91, 0x99))
 
@@ -25,11 +23,9 @@ def clock(monkeypatch):
 
 def damage(rig, position):
     """Eight bytes of the first segment change."""
-    with rig.segment().open("r+b") as file:
-        file.seek(position)
-        before = file.read(8)
-        file.seek(position)
-        file.write(bytes(a ^ b for a, b in zip(before, FLIPPED, strict=True)))
+    before = rig.segment().read_bytes()[position : position + 8]
+    flipped = bytes(a ^ b for a, b in zip(before, FLIPPED, strict=True))
+    rig.overwrite(rig.segment(), position, flipped)
 
 
 def read_all(store):
@@ -134,17 +130,10 @@ def test_r24_a_slice_that_was_cut_while_it_was_read_is_forgotten(rig, clock, sto
     assert not store.trust.reason and store.scrub.offset == first
 
 
-def test_a_segment_that_expired_is_passed_over(rig, clock, store, monkeypatch):
+def test_a_segment_that_expired_is_passed_over(rig, clock, store):
     rig.put_confirmed(store, *[b"b" * 80] * 150)
-    opened = disk.open
-
-    def gone(path, *args):
-        if str(path) == str(rig.segment()):
-            raise FileNotFoundError(errno.ENOENT, "gone", str(path))
-        return opened(path, *args)
-
-    monkeypatch.setattr(disk, "open", gone)
-    store.scrub.step()
+    with failing(f"open {rig.segment()} ENOENT"):
+        store.scrub.step()
     assert store.scrub.offset == 0 and not store.trust.reason
     store.log.take_first_segment()
     clock[0] += 60_000
@@ -152,21 +141,16 @@ def test_a_segment_that_expired_is_passed_over(rig, clock, store, monkeypatch):
     assert store.scrub.passes == 1 and not store.trust.reason
 
 
-def test_r24_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(
-    rig, clock, store, monkeypatch
-):
+def test_r24_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(rig, clock, store):
     rig.put_confirmed(store, b"a" * 80)
-    unreadable = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
-    monkeypatch.setattr(disk, "pread", unreadable)
-    store.scrub.step()
+    with failing("pread * EIO"):
+        store.scrub.step()
     assert "cannot read" in store.trust.reason and store.trust.damage.offset == 0
 
 
 def test_r24_a_size_that_leads_behind_what_is_confirmed_is_damage(rig, clock, store):
     rig.put_confirmed(store, b"a" * 80)
-    with rig.segment().open("r+b") as file:
-        file.seek(2)
-        file.write(b"\1")
+    rig.overwrite(rig.segment(), 2, b"\1")
     read_all(store)
     assert store.scrub.found.offset == 0 and store.trust.damage.offset == 0
 

@@ -51,14 +51,6 @@ class Case:
     keeps_aside: bool = True
 
 
-def log_bytes(store: MessageStore) -> bytes:
-    data, offset = b"", store.min_phy_offset
-    while view := bytes(store.log.view(offset, 1 << 20)):
-        data += view
-        offset += len(view)
-    return data
-
-
 def file_bytes(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((root / "commitlog").glob("0*")))
 
@@ -69,14 +61,13 @@ def spoiled(data: bytes, at: int) -> bytes:
 
 def written_by(rig, name: str) -> tuple[bytes, list[int]]:
     """What a master of that name wrote, and where its records end; the first ten are everyone's."""
-    rig.root = rig.folder / name
-    master = rig.open_master()
+    master = rig.beside(name).open_master()
     puts = []
     for n in range(RECORDS):
         body = b"%s %d " % (b"both" if n < 10 else name.encode(), n)
         puts.append(rig.put(master, body.ljust(900, b"."), uniq_key=b"K%d" % n))
     master.end_turn()
-    data = log_bytes(master)
+    data = rig.log_of(master)
     master.close()
     return data, [put.end_offset for put in puts]
 
@@ -200,7 +191,7 @@ class Attempt:
 
     def contents(self) -> tuple[object, ...]:
         """The log, and its epochs."""
-        return log_bytes(self.store), self.store.epochs.entries
+        return self.rig.log_of(self.store), self.store.epochs.entries
 
     def check_not_begun(self, before: tuple[object, ...]) -> None:
         """The cut was refused: this is the store that it was."""
@@ -213,7 +204,7 @@ class Attempt:
         """After a restart: the cut has happened whole, or not at all. Nothing confirmed is gone."""
         store, case = self.store, self.case
         assert not self.intent.exists()
-        cut_at, data = case.cut_at, log_bytes(store)
+        cut_at, data = case.cut_at, self.rig.log_of(store)
         assert data == case.log[: len(data)] and len(data) >= cut_at
         assert store.confirm_offset >= min(case.confirmed, cut_at)
         assert self.rig.read_bodies(store)[:7] or not cut_at
@@ -249,14 +240,14 @@ class Attempt:
     def go_on(self, how: str) -> None:
         """Confirms all RECORDS messages, and starts again: they are all there."""
         getattr(self, how)()
-        store, whole = self.store, log_bytes(self.store)
+        store, whole = self.store, self.rig.log_of(self.store)
         for stop in ("close", "kill"):
             store.advance_confirm_offset(len(whole))
             assert store.confirm_offset == store.max_phy_offset == len(whole)
             assert len(self.rig.read_bodies(store)) == RECORDS
             self.restart(kill=stop == "kill")
             store = self.store
-            assert log_bytes(store) == whole and store.confirm_offset == len(whole)
+            assert self.rig.log_of(store) == whole and store.confirm_offset == len(whole)
             assert store.epochs.last_epoch == 3
             assert not self.intent.exists()
 

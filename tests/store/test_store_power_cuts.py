@@ -12,10 +12,8 @@ import pytest
 from power_cut import every_power_cut, watching
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.runtime import disk
 from batonmq.store import commit_log
 from batonmq.store.checkpoint import StoreCheckpoint
-from batonmq.store.errors import CutUnfinishedError
 from batonmq.store.store_files import abort_path
 
 COUNT = 20
@@ -107,32 +105,6 @@ def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(
     assert seen == {cut, end}
 
 
-def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, store, monkeypatch):
-    """The write of the intent fails: no step has begun, in memory neither."""
-    puts = two_epochs(rig, store)
-    store.flush()
-    store.checkpoints.flush_derived()
-
-    def state():
-        epochs = (rig.root / "epochFileCheckpoint").read_bytes()
-        queues = {p: p.read_bytes() for p in (rig.root / "consumequeue").rglob("0*") if p.is_file()}
-        checkpoint = (rig.root / "checkpoint").read_bytes()
-        return epochs, queues, checkpoint, log_bytes(rig.root, store.max_phy_offset)
-
-    before = state()
-    real = disk.open
-
-    def refuses(path, *args, **more):
-        if "truncation.intent" in str(path):
-            raise OSError(5, "refused")
-        return real(path, *args, **more)
-
-    monkeypatch.setattr(disk, "open", refuses)
-    with pytest.raises(CutUnfinishedError, match="refused"):
-        store.slave_log.truncate_to(puts[2].physical_offset, unclean_epoch=True)
-    assert state() == before
-
-
 def test_r24_no_checkpoint_counts_bytes_that_a_power_cut_takes(rig, store):
     """Log, queues and index first, then the checkpoint that vouches for them."""
     rig.put_confirmed(store, *(b"%02d" % n + bytes(500) for n in range(9)), uniq_key=b"U")
@@ -202,7 +174,7 @@ def test_r17_a_suspicion_outlives_a_power_cut(rig, store):
 
 def test_r26_under_sync_flush_what_a_new_master_inherits_is_durable_before_it_opens(rig, master):
     end = rig.put_confirmed(master, *(bytes(900) for _ in range(20)))
-    data = bytes(b"".join(master.log.view(at, min(8192, end - at)) for at in range(0, end, 8192)))
+    data = rig.log_of(master)
     rig.root = rig.folder / "slave"
     with watching(rig.root) as cut:
         slave = rig.open(flush_disk_type="SYNC_FLUSH")

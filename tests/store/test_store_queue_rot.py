@@ -220,17 +220,6 @@ def test_g8_a_bad_last_unit_says_nothing_of_the_log(rig, at, stop):
     assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
 
 
-def test_r24_a_last_unit_whose_message_is_nowhere_makes_the_log_suspect(rig, store):
-    """Its queue was written, the log's last page was not: an acknowledged message may be gone."""
-    rig.put_confirmed(store, b"m00")
-    last = rig.put(store, b"m01")
-    store.advance_confirm_offset(store.end_turn())
-    rig.write_queues_back(store)
-    rig.kill(store)
-    rig.overwrite(rig.segment(), last.physical_offset, bytes(last.size))
-    assert "below what consume queues show" in rig.open().trust.reason
-
-
 def test_g8_a_tags_code_that_went_bad_hides_no_message(rig):
     filled(rig, tags=("A", "B"))
     path, position = place(rig, 6)

@@ -131,7 +131,7 @@ def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig, store):
     results = [rig.put(store, body) for body in BODIES[:30]]
     end = store.end_turn()
     store.advance_confirm_offset(results[3].end_offset)
-    log = b"".join(bytes(store.log.view(at, 8192)) for at in range(0, end, 8192))
+    log = rig.log_of(store)
     rig.kill(store)
     rig.flip(rig.segment(), results[10].physical_offset + 120)
     store = rig.open()
@@ -553,11 +553,10 @@ def test_r38_a_checkpoint_of_another_replica_hides_no_message(rig, caplog):
     other = rig.open_master()
     rig.put_confirmed(other, *BODIES, uniq_key=b"U")
     end = other.max_phy_offset
-    data = b"".join(bytes(segment.buffer) for segment in other.log.segments)[:end]
+    data = rig.log_of(other)
     other.close()
     copied = rig.root / "checkpoint"
-    rig.root = rig.folder / "replica"
-    replica = rig.open()
+    replica = rig.beside("replica").open()
     replica.slave_log.append_replicated(0, data)
     own = replica.advance_confirm_offset(end // 2)
     replica.checkpoints.flush_derived()

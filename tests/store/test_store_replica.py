@@ -9,24 +9,14 @@ import pytest
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
-from batonmq.runtime import disk
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
+from tests.shared.failing_disk import failing
 from tests.shared.waiting import until
 
 
-def log_of(store):
-    """All bytes of a store's log."""
-    data, offset = b"", store.min_phy_offset
-    while view := bytes(store.log.view(offset, 1 << 20)):
-        data += view
-        offset += len(view)
-    return data
-
-
 def master_with(rig, count, size=700):
-    rig.root = rig.folder / "master"
-    store = rig.open_master()
+    store = rig.beside("master").open_master()
     puts = [
         rig.put(store, b"%03d" % n + bytes(size), queue_id=n % 2, uniq_key=b"U%d" % n)
         for n in range(count)
@@ -36,15 +26,14 @@ def master_with(rig, count, size=700):
 
 
 def slave_of(rig):
-    rig.root = rig.folder / "slave"
-    return rig.open()
+    return rig.beside("slave").open()
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 5000, 100_000])
 def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
     """Frames may end within a record, within a blank, and span segments."""
     master, _ = master_with(rig, 30)
-    data = log_of(master)
+    data = rig.log_of(master)
     slave = slave_of(rig)
     for offset in range(0, len(data), step):
         end = slave.slave_log.append_replicated(offset, data[offset : offset + step])
@@ -53,7 +42,7 @@ def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
         if step == 1 and offset > 2000:
             break
     if step > 1:
-        assert log_of(slave) == data
+        assert rig.log_of(slave) == data
         assert slave.confirm_offset == len(data)
         assert [body[:3] for body in rig.read_bodies(slave, queue_id=1)] == [
             b"%03d" % n for n in range(1, 30, 2)
@@ -64,7 +53,7 @@ def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
 def test_g4_a_slave_shows_nothing_above_the_confirmed_offset(rig):
     master, puts = master_with(rig, 6)
     slave = slave_of(rig)
-    slave.slave_log.append_replicated(0, log_of(master))
+    slave.slave_log.append_replicated(0, rig.log_of(master))
     assert slave.queries.max_offset_in_queue("T", 0) == 0
     assert slave.advance_confirm_offset(puts[2].end_offset + 9) == puts[2].end_offset
     assert slave.queries.max_offset_in_queue("T", 0) == 2
@@ -77,10 +66,10 @@ def test_bytes_for_another_offset_are_refused(rig):
     master, _ = master_with(rig, 2)
     slave = slave_of(rig)
     with pytest.raises(StoreStateError):
-        slave.slave_log.append_replicated(10, log_of(master))
-    slave.slave_log.append_replicated(0, log_of(master))
+        slave.slave_log.append_replicated(10, rig.log_of(master))
+    slave.slave_log.append_replicated(0, rig.log_of(master))
     with pytest.raises(StoreStateError):
-        slave.slave_log.append_replicated(0, log_of(master))
+        slave.slave_log.append_replicated(0, rig.log_of(master))
 
 
 def test_r23_a_new_master_drops_an_incomplete_tail_keeps_it_aside_and_numbers_on(rig):
@@ -88,11 +77,12 @@ def test_r23_a_new_master_drops_an_incomplete_tail_keeps_it_aside_and_numbers_on
     message, and no damage."""
     master, puts = master_with(rig, 8)
     slave = slave_of(rig)
-    slave.slave_log.append_replicated(0, log_of(master)[:-1])
+    slave.slave_log.append_replicated(0, rig.log_of(master)[:-1])
     slave.advance_confirm_offset(puts[3].end_offset)
     assert slave.prepare_master() == puts[6].end_offset == slave.max_phy_offset
     (tail,) = (rig.root / "truncated").glob("*/*.tail")
-    assert tail.read_bytes() == log_of(master)[puts[6].end_offset : -1] and not slave.trust.reason
+    assert tail.read_bytes() == rig.log_of(master)[puts[6].end_offset : -1]
+    assert not slave.trust.reason
     assert rig.put(slave, queue_id=0).queue_offset == 4
     assert rig.put(slave, queue_id=1).queue_offset == 3
     slave.advance_confirm_offset(slave.end_turn())
@@ -102,25 +92,25 @@ def test_r23_a_new_master_drops_an_incomplete_tail_keeps_it_aside_and_numbers_on
 def test_a_new_master_may_inherit_an_end_within_a_blank(rig):
     """The frame ended behind the 8 bytes of a blank: the next record goes where it would have."""
     master, puts = master_with(rig, 12)
-    data = log_of(master)
+    data = rig.log_of(master)
     last_in_first = [p for p in puts if p.end_offset <= 8192][-1]
     slave = slave_of(rig)
     slave.slave_log.append_replicated(0, data[: last_in_first.end_offset + 4])
     assert slave.prepare_master() == last_in_first.end_offset
     rig.put_confirmed(slave, bytes(700))
-    assert log_of(slave)[: 8192 + 100] != b"" and slave.max_phy_offset > 8192
+    assert rig.log_of(slave)[: 8192 + 100] != b"" and slave.max_phy_offset > 8192
 
 
 def test_an_old_master_follows_again_and_takes_over_again(rig):
     """master -> slave -> master: dispatch queued in the first reign does not leak."""
     master, _ = master_with(rig, 4)
     other = slave_of(rig)
-    other.slave_log.append_replicated(0, log_of(master))
+    other.slave_log.append_replicated(0, rig.log_of(master))
     master.stop_writes()
     assert other.prepare_master() == master.max_phy_offset
     rig.put(other, b"by other", queue_id=0)
     other.end_turn()
-    more = log_of(other)[master.max_phy_offset :]
+    more = rig.log_of(other)[master.max_phy_offset :]
     end = master.slave_log.append_replicated(master.max_phy_offset, more)
     master.advance_confirm_offset(end)
     assert rig.read_bodies(master)[-1] == b"by other"
@@ -128,23 +118,13 @@ def test_an_old_master_follows_again_and_takes_over_again(rig):
     assert rig.put(master, queue_id=0).queue_offset == 3
 
 
-def test_r26_a_new_sync_flush_master_syncs_what_it_inherits(rig):
-    master, _ = master_with(rig, 4)
-    rig.root = rig.folder / "slave"
-    slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    end = slave.slave_log.append_replicated(0, log_of(master))
-    assert slave.log.flushed_offset == 0
-    assert slave.prepare_master() == end == slave.log.flushed_offset
-
-
 def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, monkeypatch):
     """1. A SYNC_FLUSH slave (with `haSyncFlush`: acks what is flushed) is killed before its flush.
     2. It starts again: the bytes are there, but no disk has them. 3. It may neither ack them as
     flushed nor serve as master before an fdatasync, which has to reach every segment of them."""
     master, _ = master_with(rig, 60)
-    rig.root = rig.folder / "slave"
-    slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    end = slave.slave_log.append_replicated(0, log_of(master))
+    slave = rig.beside("slave").open(flush_disk_type="SYNC_FLUSH")
+    end = slave.slave_log.append_replicated(0, rig.log_of(master))
     assert len(slave.log.segments) > 1
     slave = rig.reopen(slave, flush_disk_type="SYNC_FLUSH")
     assert slave.max_phy_offset == end
@@ -159,9 +139,8 @@ def test_r26_a_flush_asked_for_before_a_cut_says_nothing_of_bytes_after_it(rig):
     """1. The flush thread reads the log's end. 2. The log is cut, before the thread continues. 3.
     New bytes come to the same offsets: they are not flushed yet, and neither is a late report."""
     master, puts = master_with(rig, 10)
-    rig.root = rig.folder / "slave"
-    slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    target = slave.slave_log.append_replicated(0, log_of(master))
+    slave = rig.beside("slave").open(flush_disk_type="SYNC_FLUSH")
+    target = slave.slave_log.append_replicated(0, rig.log_of(master))
     cut_at = puts[5].physical_offset
     slave.slave_log.truncate_to(cut_at)
     slave.log.datasync_to(target)
@@ -175,7 +154,7 @@ def test_r26_a_flush_asked_for_before_a_cut_says_nothing_of_bytes_after_it(rig):
 def test_r27_an_empty_start_at_the_masters_first_offset(rig):
     """The master no longer has what the slave would need next; the old log is kept aside."""
     master, puts = master_with(rig, 30)
-    data = log_of(master)
+    data = rig.log_of(master)
     slave = slave_of(rig)
     slave.slave_log.append_replicated(0, data[:3000])
     slave.slave_log.reset_for_empty_start(8192)
@@ -199,7 +178,7 @@ def test_r27_what_was_confirmed_of_the_old_log_is_not_of_the_new_one(rig, comes_
     """1. The first segments of a slave's log expired; an unclean election dropped all the rest.
     2. It starts again below that, gets some bytes that no one confirmed to it, and is killed."""
     master, _ = master_with(rig, 60)
-    data = log_of(master)
+    data = rig.log_of(master)
     assert len(data) > 3 * 8192
     slave = slave_of(rig)
     slave.slave_log.reset_for_empty_start(16384)
@@ -216,13 +195,6 @@ def test_r27_what_was_confirmed_of_the_old_log_is_not_of_the_new_one(rig, comes_
     assert slave.trust.damage is None and not slave.trust.reason
 
 
-def test_an_empty_start_survives_a_crash_before_the_first_byte(rig):
-    slave = slave_of(rig)
-    slave.slave_log.reset_for_empty_start(8192)
-    rig.kill(slave)
-    assert rig.open().max_phy_offset == 8192
-
-
 async def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
     """A long catch-up must not stop the loop from reading its sockets."""
     from batonmq.store import message_store
@@ -232,7 +204,7 @@ async def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypa
     slave = slave_of(rig)
 
     slave.start(asyncio.get_running_loop(), pytest.fail)
-    end = slave.slave_log.append_replicated(0, log_of(master))
+    end = slave.slave_log.append_replicated(0, rig.log_of(master))
     first = slave.advance_confirm_offset(end)
     assert 0 < first < end
     await until(lambda: slave.confirm_offset == end)
@@ -257,7 +229,7 @@ async def test_sync_flush_requests_share_one_fdatasync(rig):
     store.close()
 
 
-async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
+async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig):
     """Linux tells of a lost page once; the next fdatasync succeeds and has lost it all the same."""
     store = rig.open_master(
         flush_interval_commit_log=3_600_000, flush_interval_consume_queue=3_600_000
@@ -266,49 +238,34 @@ async def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
     store.start(asyncio.get_running_loop(), fatal.set_result)
     rig.put(store)
     store.end_turn()
-    failures = [OSError(errno.EIO, "Input/output error")]
-    real = disk.fdatasync
-
-    def broken_once(fd):
-        if failures:
-            raise failures.pop()
-        real(fd)
-
-    monkeypatch.setattr(disk, "fdatasync", broken_once)
-    store.background.request_flush()
-    async with asyncio.timeout(10):
-        assert (await fatal).errno == errno.EIO
-    assert store.log.flushed_offset == 0 and "disk failed" in store.trust.reason
-    monkeypatch.undo()
+    with failing("fdatasync * EIO once"):
+        store.background.request_flush()
+        async with asyncio.timeout(10):
+            assert (await fatal).errno == errno.EIO
+        assert store.log.flushed_offset == 0 and "disk failed" in store.trust.reason
     store.abandon()
 
 
-def test_a_failed_write_is_fatal_and_ends_all_puts(rig, store, monkeypatch):
+def test_a_failed_write_is_fatal_and_ends_all_puts(rig, store):
     rig.put(store)
     fatal = []
     store._on_fatal = fatal.append
-    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-    monkeypatch.setattr(disk, "pwrite", broken)
-    with pytest.raises(OSError):
+    with failing("pwrite * EIO"), pytest.raises(OSError):
         store.end_turn()
-    monkeypatch.undo()
     assert len(fatal) == 1 and not store.appender.is_writable
 
 
-def test_a_failed_write_within_a_put_is_fatal_too(rig, store, monkeypatch):
+def test_a_failed_write_within_a_put_is_fatal_too(rig, store):
     """1. A turn has records in its buffer. 2. The next put leaves the segment, so they are written
     at once, and the disk fails: the turn is lost, the broker must stop."""
     fatal = []
     store._on_fatal = fatal.append
-    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     rig.put(store)
     store.log.preallocate_next()
     store.log.ensure_segment(store.config.mapped_file_size_commit_log)
-    monkeypatch.setattr(disk, "pwrite", broken)
-    with pytest.raises(OSError):
+    with failing("pwrite * EIO"), pytest.raises(OSError):
         while True:
             rig.put(store, b"x" * 1000)
-    monkeypatch.undo()
     assert len(fatal) == 1 and not store.appender.is_writable
     assert store.max_phy_offset == 0
 
@@ -339,7 +296,7 @@ async def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(
 
 def test_g4_a_confirmed_end_above_the_own_log_shows_nothing_that_comes_later(rig):
     master, _ = master_with(rig, 2)
-    data = log_of(master)
+    data = rig.log_of(master)
     slave = slave_of(rig)
     assert slave.advance_confirm_offset(len(data)) == 0
     slave.slave_log.append_replicated(0, data)
@@ -358,7 +315,7 @@ def test_r38_a_new_master_numbers_on_from_the_newest_record_of_each_queue(rig):
     """Its log begins in the middle, and nothing of it was shown yet."""
     master, puts = master_with(rig, 30)
     start = master.config.mapped_file_size_commit_log
-    data = log_of(master)
+    data = rig.log_of(master)
     replica = slave_of(rig)
     replica.slave_log.reset_for_empty_start(start)
     replica.slave_log.append_replicated(start, data[start:])
@@ -373,25 +330,21 @@ def test_r38_a_new_master_numbers_on_from_the_newest_record_of_each_queue(rig):
     ]
 
 
-def test_a_slave_gives_no_place_in_a_queue_to_what_was_rolled_back(rig):
-    rig.root = rig.folder / "master"
-    master = rig.open_master()
+def test_what_was_rolled_back_is_in_no_queue_and_found_by_no_key(rig):
+    master = rig.beside("master").open_master()
     for body, flag in ((b"a", 0), (b"half", 4), (b"rolled back", 12), (b"b", 8)):
-        rig.put(master, body, sys_flag=flag)
-    data = log_of(master) if master.end_turn() else b""
+        rig.put(master, body, uniq_key=b"U%d" % flag, keys=b"K%d" % flag, sys_flag=flag)
+    end = master.end_turn()
     slave = slave_of(rig)
-    slave.slave_log.append_replicated(0, data)
-    slave.advance_confirm_offset(len(data))
-    master.advance_confirm_offset(len(data))
-    assert rig.read_bodies(slave) == rig.read_bodies(master) == [b"a", b"b"]
-
-
-def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(rig, store):
-    """A slave finds it in the log so: both number the same."""
-    rig.put_confirmed(store, b"old", b"old")
-    assert rig.put(store, b"behind the deletion").queue_offset == 2
-    store.delete_topic("T")
-    assert rig.put(store, b"next").queue_offset == 3
+    slave.slave_log.append_replicated(0, rig.log_of(master))
+    for store in (master, slave):
+        store.advance_confirm_offset(end)
+        assert rig.read_bodies(store) == [b"a", b"b"]
+        found = [
+            len(store.queries.query_message("T", key, 9, 0, 2**62).parts)
+            for key in ("U8", "K8", "U12", "K12")
+        ]
+        assert found == [1, 1, 0, 0]
 
 
 def test_a_master_that_is_elected_again_shows_each_message_once(rig, store):
@@ -410,27 +363,10 @@ def test_a_master_that_is_elected_again_shows_each_message_once(rig, store):
     assert rig.read_bodies(store) == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_was_rolled_back_is_found_by_no_key(rig):
-    rig.root = rig.folder / "master"
-    master = rig.open_master()
-    for flag in (8, 12):
-        rig.put(master, b"end", uniq_key=b"U%d" % flag, keys=b"K%d" % flag, sys_flag=flag)
-    data = log_of(master) if master.end_turn() else b""
-    slave = slave_of(rig)
-    slave.slave_log.append_replicated(0, data)
-    for store in (master, slave):
-        store.advance_confirm_offset(len(data))
-        found = [
-            len(store.queries.query_message("T", key, 9, 0, 2**62).parts)
-            for key in ("U8", "K8", "U12", "K12")
-        ]
-        assert found == [1, 1, 0, 0]
-
-
 def test_what_was_confirmed_is_shown_before_a_new_master_opens(rig):
     """It was elected while it still showed what it had: clients may have seen it elsewhere."""
     master, puts = master_with(rig, 30)
-    data = log_of(master)
+    data = rig.log_of(master)
     slave = slave_of(rig)
     slave.slave_log.append_replicated(0, data)
     slave._dispatcher.advance(puts[19].end_offset, 1)
@@ -458,7 +394,7 @@ def test_g8_bytes_that_are_no_records_end_the_process_also_between_reads(rig, mo
 def test_a_dispatch_that_fails_while_it_keeps_up_with_a_master_ends_the_process(rig, monkeypatch):
     """It keeps up once it is further behind than the limit."""
     master, puts = master_with(rig, 3)
-    data, ends = log_of(master), [0, *(put.end_offset for put in puts)]
+    data, ends = rig.log_of(master), [0, *(put.end_offset for put in puts)]
     slave = slave_of(rig)
     slave.slave_log.append_replicated(0, data[: ends[1]])
     slave.advance_confirm_offset(ends[1])

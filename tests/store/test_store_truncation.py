@@ -6,7 +6,6 @@ import pytest
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.runtime import disk
 from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import Segment
@@ -86,28 +85,6 @@ def test_r22_a_cut_of_confirmed_bytes_takes_their_index_with_it(rig):
     assert store.queries.query_message("T", "U8", 9, 0, 2**62).parts
 
 
-def test_r23_the_folders_of_cut_bytes_are_synced(rig, monkeypatch):
-    """Their names, too: the folder for the tail that is copied, and the files that are moved."""
-    store, puts = store_with_two_epochs(rig)
-    synced, real_open, real_fsync, paths = [], disk.open, disk.fsync, {}
-
-    def opens(path, *args, **more):
-        fd = real_open(path, *args, **more)
-        paths[fd] = str(path)
-        return fd
-
-    def syncs(fd):
-        synced.append(paths[fd])
-        real_fsync(fd)
-
-    monkeypatch.setattr(disk, "open", opens)
-    monkeypatch.setattr(disk, "fsync", syncs)
-    store.slave_log.truncate_to(puts[6].physical_offset)
-    (kept,) = (rig.root / "truncated").iterdir()
-    assert any(path.suffix != ".tail" for path in kept.iterdir()), "a file was moved"
-    assert str(kept.parent) in synced and synced[synced.index(str(kept.parent)) :].count(str(kept))
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_r22_a_crash_after_any_step_is_resumed_at_the_next_start(rig, step):
     """1 the slave cuts, and dies behind one step. 2 it starts: the cut is finished.
@@ -127,32 +104,6 @@ def test_r22_a_crash_after_any_step_is_resumed_at_the_next_start(rig, step):
     check_cut(rig, rig.open(), puts, 9)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_r22_a_crash_during_the_resumption_is_resumed_again(rig, step):
-    store, puts = store_with_two_epochs(rig)
-
-    def die_at(fatal):
-        def die(done):
-            if done == fatal:
-                raise Crash(done)
-
-        return die
-
-    store.truncation.after_step = die_at("intent")
-    with pytest.raises(Crash):
-        store.slave_log.truncate_to(puts[9].physical_offset)
-    store = rig.reopen(store)
-    check_cut(rig, store, puts, 9)
-    store.advance_confirm_offset(store.max_phy_offset)
-    last = rig.put(store, b"last")
-    store.end_turn()
-    store.truncation.after_step = die_at(step)
-    with pytest.raises(Crash):
-        store.slave_log.truncate_to(last.physical_offset)
-    rig.kill(store)
-    assert rig.open().max_phy_offset == last.physical_offset
-
-
 def test_r23_a_cut_below_the_own_confirmed_offset_is_refused(rig):
     """It proves a broken promise somewhere; only an unclean epoch may ask for it."""
     store, puts = store_with_two_epochs(rig)
@@ -170,8 +121,7 @@ def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig, mast
     """A slave that dispatches more slowly than it is told: the cut lies between the two."""
     puts = [rig.put(master, b"%d" % n + bytes(500)) for n in range(4)]
     data = bytes(master.log.view(0, master.end_turn()))
-    rig.root = rig.folder / "slave"
-    slave = rig.open()
+    slave = rig.beside("slave").open()
     slave.slave_log.append_replicated(0, data)
     slave._dispatcher.advance(puts[-1].end_offset, 600)
     assert slave.confirm_offset < puts[2].physical_offset
@@ -205,8 +155,7 @@ def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig, mas
     first = rig.put(master, b"whole")
     second = rig.put(master, bytes(500))
     data = bytes(master.log.view(0, master.end_turn()))
-    rig.root = rig.folder / "slave"
-    slave = rig.open()
+    slave = rig.beside("slave").open()
     slave.slave_log.append_replicated(0, data[: second.physical_offset + 100])
     slave.advance_confirm_offset(second.end_offset)
     with pytest.raises(TruncationRefused):
@@ -215,28 +164,25 @@ def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig, mas
     assert slave.max_phy_offset == slave.confirm_offset == first.end_offset
 
 
-def test_r23_what_was_cut_is_kept_aside(rig):
-    """Whole segments are moved, the tail of the last one is copied; the oldest sets go in time."""
-    store, puts = store_with_two_epochs(rig)
-    cut = puts[9].physical_offset
-    log = b"".join(bytes(store.log.view(at, 8192)) for at in range(0, 3 * 8192, 8192))
-    store.slave_log.truncate_to(cut)
-    (kept,) = (rig.root / "truncated").iterdir()
-    assert str(cut) in kept.name
-    assert b"".join(p.read_bytes() for p in sorted(kept.iterdir()))[: len(log) - cut] == log[cut:]
-
-
-@pytest.mark.parametrize("limit", ["truncated_log_max_sets", "truncated_log_max_bytes"])
-def test_kept_sets_are_bounded(rig, limit):
+@pytest.mark.parametrize(
+    ("limit", "value", "kept"),
+    [
+        ("truncated_log_max_sets", 2, ["000011", "000012"]),
+        ("truncated_log_max_bytes", 2 * 8192, ["000011", "000012"]),
+        ("truncated_log_max_bytes", 1, ["000012"]),
+    ],
+)
+def test_r23_kept_sets_are_bounded_and_the_newest_stays_whatever_its_size(rig, limit, value, kept):
     """Each set here is one segment file."""
-    store = rig.open_master(**{limit: 2 if "sets" in limit else 2 * 8192})
+    store = rig.open_master(**{limit: value})
     for number in range(12):
         store.prepare_master()
-        rig.put(store, b"%d" % number)
+        rig.put(store, b"cut %d" % number)
         store.end_turn()
         store.slave_log.truncate_to(0)
-    names = sorted(path.name for path in (rig.root / "truncated").iterdir())
-    assert [name[:6] for name in names] == ["000011", "000012"]
+    folders = sorted((rig.root / "truncated").iterdir())
+    assert [folder.name[:6] for folder in folders] == kept
+    assert b"cut 11" in b"".join(path.read_bytes() for path in folders[-1].iterdir())
 
 
 def test_a_cut_without_keeping_leaves_no_copy(rig):
@@ -427,30 +373,6 @@ def test_r27_no_checkpoint_speaks_of_a_log_that_began_anew_since(rig):
     store.checkpoints.finish(late_round, [], [])
     store = rig.reopen(store)
     assert not store.trust.reason and store.confirm_offset == store.max_phy_offset == 8192
-
-
-def test_r26_a_flush_that_a_cut_overtook_is_told_up_to_the_cut(rig):
-    """Its thread had noted more; under haSyncFlush acks go by what is told."""
-    store, puts = store_with_two_epochs(rig)
-    seen = []
-    store.flushed_listeners.append(seen.append)
-    store.flush()
-    flushed = store.log.flushed_offset
-    store.slave_log.truncate_to(puts[9].physical_offset)
-    store._report_flushed(flushed)
-    assert seen == [puts[9].physical_offset]
-
-
-def test_r23_the_newest_cut_bytes_are_kept_whatever_their_size(rig):
-    store = rig.open_master(truncated_log_max_bytes=1)
-    for number in range(3):
-        store.prepare_master()
-        put = rig.put(store, b"cut %d" % number)
-        store.end_turn()
-        store.slave_log.truncate_to(put.physical_offset)
-    (kept,) = (rig.root / "truncated").iterdir()
-    assert kept.name.startswith("000003-")
-    assert b"cut 2" in b"".join(path.read_bytes() for path in kept.iterdir())
 
 
 def test_r44_after_a_cut_a_queue_ends_where_the_log_does(rig):

@@ -1,15 +1,14 @@
 """Old messages of a deleted topic never come back, whatever the disk does meanwhile (R39)."""
 
 import asyncio
-import errno
 
 import pytest
 
 from batonmq.runtime import disk
 from batonmq.store import queue_table
+from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.turns import counted_turns
 from tests.shared.waiting import until
-from tests.store.test_store_replica import log_of
 
 DELETIONS = "rmq_sys_deletions"
 
@@ -47,40 +46,21 @@ def check_made_again(rig, store):
     assert rig.read_bodies(store, "Other") == [b"other"]
 
 
-def failing_disk(first, last, error):
-    """Calls number `first` to `last` fail, from 0 on; the count is in the list."""
-    count = [0]
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("how_long", ["once", ""], ids=["once", "for good"])
+def test_r39_every_disk_call_of_a_deletion_may_fail(rig, error, how_long, caplog):
+    """The deletion is carried out, or the process is killed and the next one carries it out."""
 
-    def wrapped(call):
-        def attempt(*arguments):
-            number = count[0]
-            count[0] += 1
-            if first <= number <= last:
-                raise OSError(error, "injected")
-            return call(*arguments)
-
-        return attempt
-
-    return {name: wrapped(getattr(disk, name)) for name in disk.CALLS}, count
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("lasts", [False, True], ids=["once", "for good"])
-def test_r39_every_disk_call_of_a_deletion_may_fail(rig, error, lasts):
-    """The deletion is carried out, or the process ends and the next one carries it out."""
-    for failing in range(100):
-        rig.root = rig.folder / f"failing-{failing}-a"
+    def attempt(rule, number):
+        rig.root = rig.folder / f"failing-{number}"
         store = with_messages(rig)
-        calls, count = failing_disk(failing, 1 << 30 if lasts else failing, error)
-        before = disk.replace_calls(calls)
-        try:
-            store.advance_confirm_offset(store.max_phy_offset)
-        except OSError:
-            is_done = False
-        else:
-            is_done = True
-        finally:
-            disk.replace_calls(before)
+        caplog.clear()
+        is_done = True
+        with failing(rule.replace("once", how_long)):
+            try:
+                store.advance_confirm_offset(store.max_phy_offset)
+            except OSError:
+                is_done = False
         if is_done:
             store.prepare_master()
             check_made_again(rig, store)
@@ -94,68 +74,35 @@ def test_r39_every_disk_call_of_a_deletion_may_fail(rig, error, lasts):
             check_made_again(rig, store)
         assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
         store.abandon()
-        if is_done and count[0] <= failing:
-            break
-    else:
-        pytest.fail("it never ended without an error")
-    assert failing > 4
+        return "disk_fault" in caplog.text
+
+    assert walk_errors(f"* * {error}", attempt) > 4
 
 
-def test_r39_a_killed_deletion_is_finished(rig):
-    """At every step: whatever is there at the next start, old messages are not."""
-    for step in range(100):
-        rig.root = rig.folder / f"killed-{step}-a"
-        store = with_messages(rig)
-        calls, count = failing_disk(step, 1 << 30, errno.EIO)
-        before = disk.replace_calls(calls)
-        try:
-            store.advance_confirm_offset(store.max_phy_offset)
-        except OSError:
-            pass
-        finally:
-            disk.replace_calls(before)
-        rig.kill(store)
-        store = open_master(rig)
+def test_r39_what_cannot_be_unlinked_stays_aside_until_the_next_start(rig, caplog):
+    store = with_messages(rig)
+    with failing("rmtree * EPERM"):
         store.advance_confirm_offset(store.max_phy_offset)
+        assert "deleted_queues_stay" in caplog.text
         check_made_again(rig, store)
         store.close()
-        if count[0] <= step:
-            break
-
-
-def test_r39_what_cannot_be_unlinked_stays_aside_until_the_next_start(rig, monkeypatch, caplog):
-    store = with_messages(rig)
-
-    def refuse(folder):
-        raise PermissionError(errno.EPERM, "injected", str(folder))
-
-    monkeypatch.setattr(disk, "rmtree", refuse)
-    store.advance_confirm_offset(store.max_phy_offset)
-    assert "deleted_queues_stay" in caplog.text
-    check_made_again(rig, store)
-    store.close()
     assert list((rig.root / "consumequeue.deleted").glob("*/T"))
-    monkeypatch.undo()
     store = open_master(rig)
     assert rig.read_bodies(store, "T") == [b"new"]
     assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
 
 
-def test_r39_each_folder_has_its_place_aside_also_beside_what_earlier_starts_left(rig, monkeypatch):
-    """Nothing can be unlinked for two starts: each deletion is a rename all the same."""
-
-    def refuse(folder):
-        raise PermissionError(errno.EPERM, "injected", str(folder))
-
-    monkeypatch.setattr(disk, "rmtree", refuse)
+def test_r39_each_folder_has_its_place_aside_also_beside_what_earlier_starts_left(rig):
+    """Nothing can be unlinked for two starts: each deletion is a rename, even so."""
     for start in range(2):
-        store = open_master(rig)
-        for topic in (f"A{start}", f"B{start}"):
-            rig.put_confirmed(store, b"old", topic=topic)
-            store.checkpoints.flush_derived()
-            rig.put_confirmed(store, topic.encode(), topic=DELETIONS)
-            assert store.queries.max_offset_in_queue(topic, 0) == 0
-        store.close()
+        with failing("rmtree * EPERM"):
+            store = open_master(rig)
+            for topic in (f"A{start}", f"B{start}"):
+                rig.put_confirmed(store, b"old", topic=topic)
+                store.checkpoints.flush_derived()
+                rig.put_confirmed(store, topic.encode(), topic=DELETIONS)
+                assert store.queries.max_offset_in_queue(topic, 0) == 0
+            store.close()
     aside = sorted(path.name for path in (rig.root / "consumequeue.deleted").glob("*/*"))
     assert aside == ["A0", "A1", "B0", "B1"]
 
@@ -187,9 +134,8 @@ def test_r39_a_slave_carries_out_one_deletion_in_a_turn(rig):
     for number in range(topics):
         rig.put_confirmed(master, b"T%d" % number, topic=DELETIONS)
         rig.put_confirmed(master, b"%d" % number, topic="Other")
-    log = log_of(master)
-    rig.root = rig.folder / "slave"
-    slave = rig.open()
+    log = rig.log_of(master)
+    slave = rig.beside("slave").open()
     deletions = []
 
     def delete(head, body):

@@ -1,7 +1,5 @@
 """What a slave takes for whole, good records while it receives them (G8)."""
 
-import errno
-import os
 import struct
 
 import pytest
@@ -10,6 +8,7 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.message_id import host_bytes
 from batonmq.store.log_scan import check_record
 from tests.records import record_of
+from tests.shared.failing_disk import failing
 
 V4, V6 = host_bytes("127.0.0.1", 1), host_bytes("::1", 1)
 SEGMENT = 8192
@@ -36,39 +35,30 @@ def test_g8_a_size_is_checked_before_the_record_is_whole(rig, born_host, store_h
     slave.slave_log.append_replicated(len(good) - 1, good[-1:])
     assert slave.slave_log.whole_end == len(good)
     slave.close()
-    rig.root = rig.folder / "other"
-    slave = rig.open()
+    slave = rig.beside("other").open()
     with pytest.raises(CorruptLogError, match=f"sum up to {len(good)} bytes"):
         slave.slave_log.append_replicated(0, struct.pack(">i", len(good) + 1) + good[4:])
 
 
 def master_bytes(rig):
-    rig.root = rig.folder / "master"
-    master = rig.open_master()
+    master = rig.beside("master").open_master()
     puts = [rig.put(master, b"%d" % number + bytes(900)) for number in range(12)]
     master.end_turn()
-    data = b"".join(bytes(master.log.view(at, SEGMENT)) for at in (0, SEGMENT))
+    data = rig.log_of(master)
     rig.root = rig.folder / "slave"
     return data, puts
 
 
 @pytest.mark.parametrize("is_spoiled", [False, True])
-def test_g8_what_was_written_before_the_disk_was_full_is_checked(rig, monkeypatch, is_spoiled):
+def test_g8_what_was_written_before_the_disk_was_full_is_checked(rig, is_spoiled):
     """Its end is acknowledged although the bytes behind it found no space."""
     data, puts = master_bytes(rig)
     if is_spoiled:
         at = puts[2].physical_offset + 300
         data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     slave = rig.open()
-    ensure = slave.log.ensure_segment
-
-    def one_segment(offset):
-        if offset >= SEGMENT:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return ensure(offset)
-
-    monkeypatch.setattr(slave.log, "ensure_segment", one_segment)
-    with pytest.raises(CorruptLogError if is_spoiled else OSError):
+    refused = pytest.raises(CorruptLogError if is_spoiled else OSError)
+    with failing(f"posix_fallocate {SEGMENT:020d} ENOSPC"), refused:
         slave.slave_log.append_replicated(0, data)
     expected = puts[2].physical_offset if is_spoiled else SEGMENT
     assert slave.slave_log.whole_end == expected

@@ -17,8 +17,8 @@ import pytest
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store import recovery, suspicion, upkeep
-from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import PutRefused, StoreFailedError
+from tests.shared.failing_disk import failing
 
 
 class OnceFailing:
@@ -126,7 +126,7 @@ def remember_the_end(monkeypatch):
     monkeypatch.setattr(MessageStore, "_abandon_files", noted)
 
 
-def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, store, monkeypatch):
+def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, store):
     """1 the flush thread meets EIO. 2 before the loop hears of it, the round of the checkpoint
     syncs the same file. 3 the loop hears of it."""
     synced = rig.put_confirmed(store, b"a")
@@ -134,8 +134,7 @@ def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, store, m
     end = rig.put_confirmed(store, b"b", b"c")
     fatal = []
     store._on_fatal = fatal.append
-    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
-    with pytest.raises(OSError, match="Input/output") as info:
+    with failing("fdatasync * EIO once"), pytest.raises(OSError, match="Input/output") as info:
         store.log.datasync_to(store.log.max_offset)
     store.checkpoints.flush_derived()
     with pytest.raises(OSError, match="Input/output"):
@@ -204,8 +203,7 @@ def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_s
     refuse = Mock(side_effect=OSError(errno.EIO, "the disk is away for a moment"))
     monkeypatch.setattr(suspicion, "replace_file", refuse)
     monkeypatch.setattr(suspicion, "show_file", refuse)
-    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
-    with pytest.raises(OSError, match="Input/output"):
+    with failing("fdatasync * EIO once"), pytest.raises(OSError, match="Input/output"):
         store.flush()
     assert store.trust.reason and not (rig.root / "suspect").exists()
     monkeypatch.undo()
@@ -221,8 +219,7 @@ def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, store, monkeyp
     store._on_fatal = lambda error: None
     refuse = Mock(side_effect=OSError(errno.EIO, "the disk syncs nothing"))
     monkeypatch.setattr(suspicion, "replace_file", refuse)
-    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
-    with pytest.raises(OSError, match="Input/output"):
+    with failing("fdatasync * EIO once"), pytest.raises(OSError, match="Input/output"):
         store.flush()
     rig.kill(store)
     monkeypatch.undo()
@@ -246,18 +243,20 @@ def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_stor
     assert store.trust.damage.end_offset >= end
 
 
-def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, store, monkeypatch):
-    """The pages that could not be written count as clean: a sync alone would bring none of them
-    to the disk. 1 the sync fails. 2 the next start rewrites log and index above the checkpoint."""
-    synced = rig.put_confirmed(store, b"a", keys=b"k")
+def test_r40_all_above_the_checkpoint_is_written_again_once(rig, store, monkeypatch):
+    """The pages that could not be written count as clean: a sync alone would bring none of them to
+    the disk. 1. a is below the checkpoint, b is synced, c and d are not when the sync fails. 2. The
+    next start writes b, c and d again, in several pieces, and their index entries. 3. One after a
+    clean stop writes nothing."""
+    checkpoint = rig.put_confirmed(store, b"a" * 40, keys=b"k")
     store.checkpoints.flush_derived()
-    end = rig.put_confirmed(store, b"b", b"c", keys=b"k")
+    rig.put_confirmed(store, b"b" * 40, keys=b"k")
+    store.flush()
+    end = rig.put_confirmed(store, b"c" * 40, b"d" * 40, keys=b"k")
     store._files.index.write_back()
     store._on_fatal = lambda error: None
-    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
-    with pytest.raises(OSError, match="Input/output"):
+    with failing("fdatasync * EIO once"), pytest.raises(OSError, match="Input/output"):
         store.flush()
-    monkeypatch.undo()
     rig.kill(store)
     written, indexed = [], set()
     real = disk.pwrite
@@ -271,44 +270,16 @@ def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, s
         return real(fd, data, position)
 
     monkeypatch.setattr(disk, "pwrite", pwrite)
-    store = rig.open()
-    assert written == [(synced, end)] and store.log.flushed_offset == end
-    store.advance_confirm_offset(end)
-    assert len(store.queries.query_message("T", "k", 9, 0, 2**62).parts) == 3
-    store.checkpoints.flush_derived()
-    first = 40 + 4 * store.config.max_hash_slot_num + 20  # the file's header, slots, entry 0
-    assert indexed >= set(range(first + 20, first + 60)), "the entries of b and c"
-
-
-def test_r40_all_above_the_checkpoint_is_written_again_once(rig, store, monkeypatch):
-    """1. a is below the checkpoint, b is synced, c and d are not when the sync fails. 2. The next
-    start writes b, c and d again, in several pieces. 3. One after a clean stop writes nothing."""
-    checkpoint = rig.put_confirmed(store, b"a" * 40)
-    store.checkpoints.flush_derived()
-    rig.put_confirmed(store, b"b" * 40)
-    store.flush()
-    rig.put(store, b"c" * 40)
-    rig.put(store, b"d" * 40)
-    end = store.end_turn()
-    store._on_fatal = lambda error: None
-    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
-    with pytest.raises(OSError, match="Input/output"):
-        store.flush()
-    monkeypatch.undo()
-    rig.kill(store)
-    written = []
-    real = disk.pwrite
-
-    def pwrite(fd, data, position):
-        if "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
-            written.append((position, position + len(data)))
-        return real(fd, data, position)
-
-    monkeypatch.setattr(disk, "pwrite", pwrite)
     monkeypatch.setattr(recovery, "_AGAIN_BYTES", 100)
     store = rig.open()
+    assert store.log.flushed_offset == end
     assert written[0][0] == checkpoint and written[-1][1] == end and len(written) > 2
     assert all(before[1] == after[0] for before, after in itertools.pairwise(written))
+    store.advance_confirm_offset(end)
+    assert len(store.queries.query_message("T", "k", 9, 0, 2**62).parts) == 4
+    store.checkpoints.flush_derived()
+    first = 40 + 4 * store.config.max_hash_slot_num + 20  # the file's header, slots, entry 0
+    assert indexed >= set(range(first + 20, first + 80)), "the entries of b, c and d"
     written.clear()
     store.close()
     assert rig.open().trust.reason, "it ends caught up with a master"
@@ -376,14 +347,6 @@ def test_r40_a_failed_write_of_the_log_is_noted_there_and_nothing_is_written_aft
     assert log.health.log_failure is failed and log.max_offset == 0
     with pytest.raises(StoreFailedError):
         log.append(b"data")
-
-
-def test_r40_a_sync_of_the_log_that_found_no_room_does_not_pass():
-    """Its pages are lost, as after any other failed write-back."""
-    health, full = StoreHealth(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert health.passes(full)
-    health.log_failed(full)
-    assert not health.passes(full) and health.has_failed
 
 
 def test_r40_a_sync_of_derived_files_that_found_no_room_is_a_failed_write_back(
