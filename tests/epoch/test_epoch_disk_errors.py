@@ -53,6 +53,8 @@ def test_r25_an_epoch_appended_after_a_change_that_failed_is_there_after_a_kill(
         again = EpochFileCache(path)
         assert again.entries == cache.entries
         assert again.entries[: len(after_failure) - 1] == after_failure[:-1]
+        path.unlink()
+        assert EpochFileCache(path).entries == cache.entries, "the second copy has it, too"
         return bool(struck)
 
     walk_errors(f"* * {error}", attempt)

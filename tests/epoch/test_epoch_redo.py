@@ -125,6 +125,7 @@ def test_settling_brings_both_files_up_to_the_list(cache: EpochFileCache) -> Non
 CHANGES = (
     ("append 3",),
     ("append 3", "append 4"),
+    ("append 3", "append 4", "cut 4"),
     ("append 3", "settle", "append 4"),
     ("append 3", "settle", "cut 3", "append 5"),
     ("append 3", "cut 3", "append 5"),
@@ -166,27 +167,6 @@ def test_r25_a_crash_at_any_step_leaves_the_list_before_or_after_it(
                 perform(again, change)
                 assert starts(EpochFileCache(path)) == starts(again)
     assert crashes > len(changes)
-
-
-def test_r25_a_crash_in_a_cut_leaves_what_only_the_record_had(tmp_path: Path) -> None:
-    """Epochs 3 and 4 stand in `.redo` alone, and 4 is cut off: 3 is there at every step."""
-    for step in itertools.count(1):
-        path = tmp_path / str(step) / "epochFileCheckpoint"
-        cache = EpochFileCache(path)
-        for epoch, start in FIRST:
-            cache.append(EpochEntry(epoch, start))
-        cache.settle()
-        perform(cache, "append 3")
-        perform(cache, "append 4")
-        assert not cache.is_settled
-        with crash_before(step) as done:
-            try:
-                perform(cache, "cut 4")
-            except Crash:
-                pass
-        assert (3, 300) in starts(EpochFileCache(path)), done
-        if len(done) < step - 1:
-            break
 
 
 def test_r25_what_was_cut_off_does_not_come_back(cache: EpochFileCache) -> None:
@@ -318,39 +298,3 @@ def test_r40_a_sync_that_fails_in_settling_is_no_lack_of_room(
     monkeypatch.setattr(disk, "fsync", broken)
     with pytest.raises(OSError, match="input/output"):
         cache.settle()
-
-
-@pytest.mark.parametrize("failing", range(1, 9))
-def test_after_a_replacement_that_failed_no_append_relies_on_the_old_files(
-    cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """1. The two files are replaced, and the disk refuses: they may differ by now. 2. The disk is
-    well again, an epoch is appended: whichever of the files is read, it is there."""
-    cache.append(EpochEntry(3, 500))
-    calls = 0
-
-    def refuse(name: str) -> None:
-        real = getattr(os, name)
-
-        def call(*args: object, **more: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == failing:
-                raise OSError(errno.EIO, "refused")
-            return real(*args, **more)
-
-        monkeypatch.setattr(disk, name, call)
-
-    for name in ("pwrite", "fsync", "fdatasync", "replace"):
-        refuse(name)
-    try:
-        drop_from(cache, 2)
-    except OSError:
-        pass
-    monkeypatch.undo()
-    held = starts(cache)
-    assert cache.append(EpochEntry(9, 900))
-    expected = [*held, (9, 900)]
-    assert starts(EpochFileCache(cache.path)) == expected
-    cache.path.unlink()
-    assert starts(EpochFileCache(cache.path)) == expected

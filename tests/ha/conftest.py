@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.node_secret import NodeSecret, Unproven
@@ -30,7 +29,6 @@ from batonmq.runtime.tls import PortTls
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedBySet
-from tests.ha.cores import MemoryLog, SlaveHost, entries
 
 SEGMENT = 16 << 10
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -38,12 +36,11 @@ TOPIC = "HaTopic"
 BODY = b"x" * 40
 
 
-async def until(condition: Callable[[], object], what: str = "") -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Lets the loop run until the condition holds; fails after five seconds."""
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110  the conditions are other people's state
             await asyncio.sleep(0.001)
-    assert condition(), what
 
 
 async def expire_first_segment(node: Node) -> None:
@@ -54,6 +51,16 @@ async def expire_first_segment(node: Node) -> None:
     node.store.positions.master_begins_at(node.store.max_phy_offset)  # else a slave keeps it (R27)
     assert node.store.expirer.clean_expired(manual=True) == 1
     await until(lambda: node.store.epochs.entries[0].end_offset > node.store.min_phy_offset)
+
+
+def flip(node: Node, offset: int) -> None:
+    """A bit rots in the first file of the replica's log."""
+    path = min((node.root / "commitlog").glob("0*"))
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
 
 
 class Node:
@@ -81,7 +88,6 @@ class Node:
             max_hash_slot_num=100,
             max_index_num=400,
             ha_listen_port=0,
-            **self.group.store_settings,
         )
         self.store = MessageStore(self.store_config, store_host=HOST, confirm_rule=ConfirmedBySet())
         self.store.open()
@@ -208,7 +214,6 @@ class Group:
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.segment_size = SEGMENT
-        self.store_settings: dict[str, object] = {}
         self.prove_master: Callable[[RoleView], Awaitable[PeerIdentity]] = self._no_java_master
         self.nodes: dict[int, Node] = {}
         self.incarnations: dict[int, str] = {}
@@ -216,7 +221,6 @@ class Group:
         self.secrets: dict[int, NodeSecret] = {}
         self.view = RoleView(cluster_name="C", broker_name="broker-a")
         self.auto = True
-        self.tables = True
 
     async def add(self, broker_id: int, config: HAConfig | None = None) -> Node:
         root = self.tmp_path / f"b{broker_id}"
@@ -224,6 +228,13 @@ class Group:
         self.nodes[broker_id] = node
         await node.start()
         return node
+
+    async def pair(self) -> tuple[Node, Node]:
+        """1 leads, and 2 is in its set."""
+        one, two = await self.add(1), await self.add(2)
+        await self.elect(one)
+        await until(lambda: one.ha.in_sync_count == 2)
+        return one, two
 
     async def restart(self, node: Node) -> None:
         await node.stop()
@@ -292,8 +303,7 @@ class Group:
         """A registered node learns the view, as its master does, and takes the tables (R42)."""
         self.register()
         await node.ha.change_to_slave(self.view)
-        if self.tables:
-            node.ha.tables_followed(self.view.master_epoch)
+        node.ha.tables_followed(self.view.master_epoch)
 
     def commit(self, new_set: frozenset[int]) -> RoleView:
         self.view = replace(
@@ -343,45 +353,12 @@ class Group:
         assert not [n.fatal for n in self.nodes.values() if n.fatal]
 
 
-NewGroup = Callable[..., contextlib.AbstractAsyncContextManager[Group]]
-
-
 @pytest.fixture
-def new_group(tmp_path: Path) -> NewGroup:
+@contextlib.asynccontextmanager
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
     """An empty group; what was started in it is stopped."""
-
-    @contextlib.asynccontextmanager
-    async def made(**store_settings: object) -> AsyncIterator[Group]:
-        group = Group(tmp_path)
-        group.store_settings = store_settings
-        try:
-            yield group
-        finally:
-            await group.close()
-
-    return made
-
-
-@pytest.fixture
-def group(new_group: NewGroup) -> contextlib.AbstractAsyncContextManager[Group]:
-    return new_group()
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., Awaitable[None]]:
-    return until
-
-
-@pytest.fixture(name="entries")
-def entries_fixture() -> Callable[..., tuple[EpochEntry, ...]]:
-    return entries
-
-
-@pytest.fixture
-def memory_log() -> type[MemoryLog]:
-    return MemoryLog
-
-
-@pytest.fixture
-def slave_host() -> type[SlaveHost]:
-    return SlaveHost
+    made = Group(tmp_path)
+    try:
+        yield made
+    finally:
+        await made.close()

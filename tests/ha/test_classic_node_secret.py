@@ -101,15 +101,21 @@ def master(*, required: bool = True) -> ClassicMasterCore:
     return core
 
 
-def proof_for(core: ClassicMasterCore, number: int = 1, known: Secrets = OLD) -> bytes:
-    """What a slave of that secret sends."""
-    slave = SlaveProof(secret(lambda: known), (*GROUP, "2"), "")
-    (sent,) = core.hello_received(number, Hello(slave.nonce, 2), NOW)
+def answer_to(core: ClassicMasterCore, hello: Hello) -> Answer:
+    """What the master answers on connection 1."""
+    (sent,) = core.hello_received(1, hello, NOW)
     assert isinstance(sent, SendBytes)
     reader = ClassicFrameReader()
     reader.answer_first = True
     (answer,) = reader.feed(memoryview(sent.data))
-    slave.accepts((*GROUP, "0"), *answer)
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def proof_for(core: ClassicMasterCore, known: Secrets = OLD) -> bytes:
+    """What a slave of that secret sends."""
+    slave = SlaveProof(secret(lambda: known), (*GROUP, "2"), "")
+    slave.accepts((*GROUP, "0"), *answer_to(core, Hello(slave.nonce, 2)))
     return slave.proof
 
 
@@ -166,11 +172,8 @@ def test_a_slave_asks_for_proof_and_log_end_at_once_and_reports_after_both() -> 
     reader, answering = ReportReader(), master()
     reader.feed(hello.data)
     assert reader.hello is not None
-    (answer,) = answering.hello_received(1, reader.hello, NOW)
-    frames = ClassicFrameReader()
-    frames.answer_first = True
-    (given,) = frames.feed(memoryview(answer.data))
-    sent, report = core.answer_received(given, 100, 100, NOW)
+    answer = answer_to(answering, reader.hello)
+    sent, report = core.answer_received(answer, 100, 100, NOW)
     reader.feed(sent.data)
     assert answering.proof_received(1, reader.proof, NOW) == []
     assert report.data == encode_report(100)
@@ -264,14 +267,10 @@ def test_a_good_proof_ends_the_complaint_before_a_byte_of_the_log_comes() -> Non
     assert "hello" in core.unproven
     core.tick(core.wakeup_ms)
     (hello,) = core.connected(100, 100, NOW)
-    reader, answering = ReportReader(), master()
+    reader = ReportReader()
     reader.feed(hello.data)
     assert reader.hello is not None
-    (answer,) = answering.hello_received(1, reader.hello, NOW)
-    frames = ClassicFrameReader()
-    frames.answer_first = True
-    (given,) = frames.feed(memoryview(answer.data))
-    core.answer_received(given, 100, 100, NOW)
+    core.answer_received(answer_to(master(), reader.hello), 100, 100, NOW)
     assert not core.unproven
 
 

@@ -175,19 +175,19 @@ async def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(monkeypatch):
     assert leads.call_args.args[0].sync.dead == {3}
 
 
-async def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(group, wait_until):
+async def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(group):
     """1. 2 took a newer view, and its disk is slow. 2. 1 continues writing: nothing is confirmed.
     3. The same master was elected again: the connection stays, and all is acknowledged."""
     one, two = await group.add(1), await group.add(2)
     await group.elect(one)
-    await wait_until(lambda: one.ha.in_sync_count == 2)
+    await until(lambda: one.ha.in_sync_count == 2)
     end = one.put(1)
-    await wait_until(lambda: one.confirm_offset == end)
+    await until(lambda: one.confirm_offset == end)
     two.ha.fence(2)
     written = one.put(3)
-    await wait_until(lambda: two.store.max_phy_offset == written)
+    await until(lambda: two.store.max_phy_offset == written)
     await asyncio.sleep(0)
     assert one.confirm_offset == end and one.ha.sync_state.follower(2).ack == end
     await group.elect(one, 1, 2)
-    await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+    await until(lambda: one.confirm_offset == one.store.max_phy_offset)
     assert one.following == [2]

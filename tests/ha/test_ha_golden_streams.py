@@ -28,7 +28,7 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import Replica, RoleView
-from tests.ha.cores import NOW, identity, mastership, registrations
+from tests.ha.cores import NOW, MemoryLog, SlaveHost, entries, identity, mastership, registrations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 LOG_END = 6760
@@ -63,7 +63,7 @@ def java_master_frames(stream):
     return handshake, frames
 
 
-def our_master(stream, entries, *, written, recorded):
+def our_master(stream, *, written, recorded):
     master_id, _, epoch, _, _ = STREAMS[stream]
     history = [e for e in HISTORY if e[0] <= epoch]
     sync = mastership(
@@ -85,13 +85,13 @@ def our_master(stream, entries, *, written, recorded):
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_our_master_serves_the_java_slave(stream, entries):
+def test_our_master_serves_the_java_slave(stream):
     """The handshake is Java's byte for byte, each recorded ack is taken, and the log bytes that go
     out are those of the stored commit log."""
     _, slave_id, _, start, end = STREAMS[stream]
     log = stored_log()
     java_handshake, _ = java_master_frames(stream)
-    core = our_master(stream, entries, written=java_handshake.max_offset, recorded=(1, 2))
+    core = our_master(stream, written=java_handshake.max_offset, recorded=(1, 2))
     handshake, acks = SlaveFrameReader().feed(stream_bytes(stream, "slave"))
     assert handshake.broker_id == slave_id
     core.connection_opened(1, "java", NOW)
@@ -128,10 +128,10 @@ def test_our_master_serves_the_java_slave(stream, entries):
     assert core.log.confirm_offset == end and core.sync.required_set_whole
 
 
-def test_our_frames_are_javas_byte_for_byte(entries):
+def test_our_frames_are_javas_byte_for_byte():
     """Stream 6, the log growing as it did there: all data frames, confirmOffset included."""
     _, java_frames = java_master_frames(6)
-    core = our_master(6, entries, written=0, recorded=(1, 2))
+    core = our_master(6, written=0, recorded=(1, 2))
     handshake, _ = SlaveFrameReader().feed(stream_bytes(6, "slave")[:16])
     core.connection_opened(1, "java", NOW)
     core.handshake_received(1, handshake, NOW)
@@ -147,12 +147,12 @@ def test_our_frames_are_javas_byte_for_byte(entries):
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("seed", range(5))
-def test_our_slave_follows_the_java_master(stream, seed, memory_log, slave_host):
+def test_our_slave_follows_the_java_master(stream, seed):
     """The log, the epochs and the last ack are those of Java's slave, however the bytes are cut."""
     master_id, slave_id, epoch, start, end = STREAMS[stream]
     stored = stored_log()
     history = [e for e in HISTORY if e[0] < epoch]
-    log = memory_log(stored[:start], *history, confirm=start)
+    log = MemoryLog(stored[:start], *history, confirm=start)
     view = RoleView(
         "DefaultCluster",
         "broker-a",
@@ -161,7 +161,7 @@ def test_our_slave_follows_the_java_master(stream, seed, memory_log, slave_host)
         master_epoch=epoch,
     )
     core = SlaveCore(identity(slave_id), view, log.facts(), SlavePolicy(), NOW)
-    host = slave_host(core, log)
+    host = SlaveHost(core, log)
     host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
     java = stream_bytes(stream, "master")

@@ -41,6 +41,7 @@ from batonmq.ha.wire import (
 )
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.secret_file import Secrets
+from tests.ha.conftest import until
 from tests.ha.cores import NOW, entries, identity, mastership, registered
 from tests.shared.certificates import authority, node_tls
 
@@ -367,121 +368,100 @@ def nodes(group, known, numbers=(1, 2, 3), *, required=True):
         )
 
 
-async def pair(group, wait_until):
-    one, two = await group.add(1), await group.add(2)
+async def test_roles_change_and_a_restarted_slave_returns(group, known):
+    nodes(group, known)
+    one, two = await group.pair()
+    for leader, follower in ((one, two), (two, one)):
+        await group.elect(leader, 1, 2)
+        await until(lambda m=leader: m.ha.required_set_whole)
+        leader.put(100)
+        await group.caught_up(leader, follower)
+    group.incarnations[1] = "second start of 1"
+    await group.restart(one)
+    await group.follow(one)
+    two.put(10)
+    await group.caught_up(two, one)
+    assert not one.unproven and not two.unproven
+
+
+async def test_a_rotation_keeps_connections_and_each_step_takes_new_ones(group, known):
+    nodes(group, known)
+    one, two = await group.pair()
+    for step in (NEXT, FORMER, NEW):
+        known.append(step)
+        one.put(10)
+        await group.caught_up(one, two)
+        await group.restart(two)
+        await group.follow(two)
+        one.put(10)
+        await group.caught_up(one, two)
+    assert one.following == [2] * 4 and not one.unproven
+
+
+async def test_a_replica_of_another_secret_and_one_without_never_follow(group, known):
+    nodes(group, known, (1,))
+    nodes(group, [NEW], (2,))
+    one, two, three = [await group.add(number) for number in (1, 2, 3)]
     await group.elect(one)
-    await wait_until(lambda: one.ha.in_sync_count == 2)
-    return one, two
+    one.put(10)
+    await until(lambda: two.unproven and one.unproven)
+    assert two.readable == three.readable == 0 and one.ha.required_set == {1}
+    assert "wrong" in two.ha.following_problem
+    assert all(not each.passes for each in (*one.unproven, *two.unproven))
 
 
-async def test_roles_change_and_a_restarted_slave_returns(new_group, wait_until, known):
-    async with new_group() as group:
-        nodes(group, known)
-        one, two = await pair(group, wait_until)
-        for leader, follower in ((one, two), (two, one)):
-            await group.elect(leader, 1, 2)
-            await wait_until(lambda m=leader: m.ha.required_set_whole)
-            leader.put(100)
-            await group.caught_up(leader, follower)
-        group.incarnations[1] = "second start of 1"
-        await group.restart(one)
-        await group.follow(one)
-        two.put(10)
-        await group.caught_up(two, one)
-        assert not one.unproven and not two.unproven
-
-
-async def test_a_rotation_keeps_connections_and_each_step_takes_new_ones(
-    new_group, wait_until, known
-):
-    async with new_group() as group:
-        nodes(group, known)
-        one, two = await pair(group, wait_until)
-        for step in (NEXT, FORMER, NEW):
-            known.append(step)
-            one.put(10)
-            await group.caught_up(one, two)
-            await group.restart(two)
-            await group.follow(two)
-            one.put(10)
-            await group.caught_up(one, two)
-        assert one.following == [2] * 4 and not one.unproven
-
-
-async def test_a_replica_of_another_secret_and_one_without_never_follow(
-    new_group, wait_until, known
-):
-    async with new_group() as group:
-        nodes(group, known, (1,))
-        nodes(group, [NEW], (2,))
-        one, two, three = [await group.add(number) for number in (1, 2, 3)]
-        await group.elect(one)
-        one.put(10)
-        await wait_until(lambda: two.unproven and one.unproven)
-        assert two.readable == three.readable == 0 and one.ha.required_set == {1}
-        assert "wrong" in two.ha.following_problem
-        assert all(not each.passes for each in (*one.unproven, *two.unproven))
-
-
-async def test_replicas_that_showed_certificates_prove_no_secret(
-    new_group, wait_until, known, tmp_path
-):
+async def test_replicas_that_showed_certificates_prove_no_secret(group, known, tmp_path):
     made = authority(tmp_path / "tls")
-    async with new_group() as group:
-        nodes(group, known, (1,))
-        nodes(group, [NEW], (2,))
-        for number in (1, 2):
-            tls = node_tls(made, f"broker/broker-a/{number}")
-            group.tls[number] = tls.for_replicas("broker-a")
-        one, two = await pair(group, wait_until)
-        one.put(10)
-        await group.caught_up(one, two)
-        assert not one.unproven and not two.unproven
+    nodes(group, known, (1,))
+    nodes(group, [NEW], (2,))
+    for number in (1, 2):
+        tls = node_tls(made, f"broker/broker-a/{number}")
+        group.tls[number] = tls.for_replicas("broker-a")
+    one, two = await group.pair()
+    one.put(10)
+    await group.caught_up(one, two)
+    assert not one.unproven and not two.unproven
 
 
-async def test_a_group_that_takes_up_a_secret_in_stages_follows_all_the_while(
-    new_group, wait_until, known
-):
+async def test_a_group_that_takes_up_a_secret_in_stages_follows_all_the_while(group, known):
     """1 no secret, 2 and 3 allow unproven peers, each as master; then all but one require."""
-    async with new_group() as group:
-        nodes(group, known, (2, 3), required=False)
-        one, two, three = [await group.add(number) for number in (1, 2, 3)]
-        for leader in (one, two):
-            await group.elect(leader, 1, 2, 3)
-            await wait_until(lambda m=leader: m.ha.required_set_whole)
-            leader.put(10)
-            await group.caught_up(one, two, three)
-        assert all(each.passes for each in (*two.unproven, *three.unproven))
-        assert two.unproven and three.unproven and not one.unproven
-        nodes(group, known, (1, 3))
-        for node in (one, three):
-            await group.restart(node)
-            await group.follow(node)
-        await wait_until(lambda: two.ha.required_set_whole)
-        two.put(10)
+    nodes(group, known, (2, 3), required=False)
+    one, two, three = [await group.add(number) for number in (1, 2, 3)]
+    for leader in (one, two):
+        await group.elect(leader, 1, 2, 3)
+        await until(lambda m=leader: m.ha.required_set_whole)
+        leader.put(10)
         await group.caught_up(one, two, three)
+    assert all(each.passes for each in (*two.unproven, *three.unproven))
+    assert two.unproven and three.unproven and not one.unproven
+    nodes(group, known, (1, 3))
+    for node in (one, three):
+        await group.restart(node)
+        await group.follow(node)
+    await until(lambda: two.ha.required_set_whole)
+    two.put(10)
+    await group.caught_up(one, two, three)
 
 
-async def test_a_stranger_with_a_members_name_gets_no_byte_of_the_log(new_group, wait_until, known):
+async def test_a_stranger_with_a_members_name_gets_no_byte_of_the_log(group, known):
     """Without a proof, with one that was recorded, and with half of one."""
-    async with new_group() as group:
-        nodes(group, known)
-        one, two = await pair(group, wait_until)
-        one.put(10)
-        await group.caught_up(one, two)
-        own = two.identity()
-        offering = structs.replace(own, nonce="33" * NONCE_BYTES)
-        for claimed, more in (
-            (own, b""),
-            (offering, encode_proof(b"r" * 32) + encode_ack(0)),
-            (offering, encode_ack(0)),
-        ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
-            opening = encode_slave_handshake(SlaveHandshake(2, identity=claimed))
-            writer.write(opening + more)
-            got = await asyncio.wait_for(reader.read(), 10)
-            writer.close()
-            assert b"HaTopic" not in got and len(got) < 4096
-        one.put(10)
-        await group.caught_up(one, two)
-        assert one.following == [2]
+    nodes(group, known)
+    one, two = await group.pair()
+    one.put(10)
+    await group.caught_up(one, two)
+    own = two.identity()
+    offering = structs.replace(own, nonce="33" * NONCE_BYTES)
+    for claimed, more in (
+        (own, b""),
+        (offering, encode_proof(b"r" * 32) + encode_ack(0)),
+        (offering, encode_ack(0)),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        opening = encode_slave_handshake(SlaveHandshake(2, identity=claimed))
+        writer.write(opening + more)
+        got = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert b"HaTopic" not in got and len(got) < 4096
+    one.put(10)
+    await group.caught_up(one, two)
+    assert one.following == [2]

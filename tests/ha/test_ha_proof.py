@@ -21,12 +21,21 @@ from batonmq.ha.wire import (
     encode_slave_handshake,
 )
 from batonmq.protocol.role_view import Replica, RoleView
-from tests.ha.cores import NOW, identity, mastership, recorded_set, registered, registrations
+from tests.ha.conftest import until
+from tests.ha.cores import (
+    NOW,
+    entries,
+    identity,
+    mastership,
+    recorded_set,
+    registered,
+    registrations,
+)
 
 MEMBER, OTHER = 7, 8
 
 
-def master(entries, members=(1, 2), *, written=0, policy=None, replicas=None, window=1 << 20):
+def master(members=(1, 2), *, written=0, policy=None, replicas=None, window=1 << 20):
     sync = mastership(members, written=written, policy=policy)
     known = (registered(1), registered(2)) if replicas is None else replicas
     return MasterCore(
@@ -71,8 +80,8 @@ STRANGERS = {
 
 
 @pytest.fixture
-def core(entries):
-    return master(entries)
+def core():
+    return master()
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
@@ -100,16 +109,11 @@ def test_r41_a_stranger_does_not_count_in_the_members_absence_either(core, stran
     assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole
 
 
-def test_r41_the_masters_own_id_is_refused(entries):
-    effects = connect(master(entries), OTHER, SlaveHandshake(1, identity=identity(1)))
-    assert "this master" in of(CloseConnection, effects)[0].reason
-
-
 @pytest.mark.parametrize("known", [(), (registered(2, incarnation="first"),)], ids=["new", "again"])
-def test_r41_a_process_that_is_faster_than_its_registration_is_kept(entries, known):
+def test_r41_a_process_that_is_faster_than_its_registration_is_kept(known):
     """1 process i2 connects, and the controllers have not named it to the master yet: it waits. 2
     the view comes: it is answered on this very connection, and counts."""
-    core = master(entries, replicas=(registered(1), *known))
+    core = master(replicas=(registered(1), *known))
     assert connect(core, MEMBER, SlaveHandshake(2, identity=identity(2))) == []
     effects = core.replicas_changed((registered(1), registered(2)), NOW + 20)
     (answer,) = to_connection(MEMBER, effects)
@@ -129,9 +133,9 @@ def test_r12_r41_a_new_registration_ends_the_earlier_processes_connection_only(c
     assert core.sync.required_set_whole
 
 
-def test_r41_a_java_slave_counts_by_its_id_until_a_process_is_registered_for_it(entries):
+def test_r41_a_java_slave_counts_by_its_id_until_a_process_is_registered_for_it():
     """As in Java: no name, no proof. Its newest connection counts, and it has no tables to tell."""
-    core = master(entries, (1,), replicas=(registered(1), Replica(2)))
+    core = master((1,), replicas=(registered(1), Replica(2)))
     effects = connect(core, MEMBER, SlaveHandshake(2))
     (handshake,) = MasterFrameReader().feed(memoryview(of(SendBytes, effects)[0].data))
     assert handshake.identity is None
@@ -144,48 +148,48 @@ def test_r41_a_java_slave_counts_by_its_id_until_a_process_is_registered_for_it(
 # -- a master that is elected again
 
 
-def elected_again(core, entries, start, now=NOW + 100, epoch=2):
+def elected_again(core, start, now=NOW + 100, epoch=2):
     recorded = recorded_set((1, 2), 2)
     effects = core.epoch_begun(epoch, recorded, entries((1, 0), (epoch, start)), now)
     assert core.sync.epoch_start_offset == start
     return effects
 
 
-def test_r41_acks_of_an_earlier_epoch_confirm_nothing_in_the_next(entries):
+def test_r41_acks_of_an_earlier_epoch_confirm_nothing_in_the_next():
     """1 in epoch 1, 2 acks 100 of our 150 bytes. 2 the link breaks unheard; 2 follows a master of
     epoch 2 in between, and its log is cut to 40 there. 3 we are elected again, over the connection
     that for us still stands: its ack of 100 would confirm what 2 no longer has."""
-    core = master(entries, (1, 2, 3), replicas=tuple(map(registered, (1, 2, 3))))
+    core = master((1, 2, 3), replicas=tuple(map(registered, (1, 2, 3))))
     follow(core)
     core.appended(150, NOW)
     core.acks_received(MEMBER, [100], NOW)
     assert core.log.confirm_offset == 0, "3 is missing"
-    effects = elected_again(core, entries, 150)
+    effects = elected_again(core, 150)
     effects += core.acks_received(MEMBER, [100], NOW + 101)  # was under way
     assert core.log.confirm_offset == 0 and not of(ConfirmAdvanced, effects)
     assert not core.sync.required_set_whole
     assert not of(CloseConnection, effects), "it may be alive: no reconnect is asked of it"
 
 
-def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connection(core, entries):
+def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connection(core):
     follow(core)
     core.appended(150, NOW)
     core.acks_received(MEMBER, [100], NOW)
-    effects = elected_again(core, entries, 150)
+    effects = elected_again(core, 150)
     assert of(SendLog, effects), "the new epoch is announced at once"
     core.marks_received(MEMBER, 2, 1, NOW + 101)
     effects = core.acks_received(MEMBER, [150], NOW + 101)
     assert ConfirmAdvanced(150) in effects and core.sync.required_set_whole
 
 
-def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries):
+def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone():
     """1 in epoch 1. 2 epoch 2 is another master's, of which neither we nor the slave have heard. 3
     we are elected for epoch 3. The slave acks bytes of epoch 1 sent since, and could still follow
     the master of epoch 2, and cut them: they are not confirmed by that."""
-    core = master(entries, window=100)
+    core = master(window=100)
     follow(core)
     core.appended(150, NOW)
-    elected_again(core, entries, 150, epoch=3)
+    elected_again(core, 150, epoch=3)
     since = of(SendLog, core.acks_received(MEMBER, [100], NOW + 101))[0]
     assert (since.offset, since.size) == (100, 50)
     core.acks_received(MEMBER, [150], NOW + 101)
@@ -195,35 +199,33 @@ def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries)
 
 
 @pytest.mark.parametrize(("is_ours", "epoch"), [(False, 2), (False, 3), (True, 2)])
-def test_r41_a_slave_without_a_mark_counts_again_with_the_first_byte_sent_since(
-    entries, is_ours, epoch
-):
+def test_r41_a_slave_without_a_mark_counts_again_with_the_first_byte_sent_since(is_ours, epoch):
     """A Java slave marks nothing; what it acks above all that was sent before, it got in this
     epoch."""
-    core = master(entries, replicas=(registered(1), registered(2) if is_ours else Replica(2)))
+    core = master(replicas=(registered(1), registered(2) if is_ours else Replica(2)))
     if is_ours:
         follow(core)
     else:
         connect(core, MEMBER, SlaveHandshake(2))
         core.acks_received(MEMBER, [0], NOW)
     core.appended(150, NOW)
-    elected_again(core, entries, 150, epoch=epoch)
+    elected_again(core, 150, epoch=epoch)
     assert not of(ConfirmAdvanced, core.acks_received(MEMBER, [150], NOW + 101))
     core.appended(160, NOW + 102)
     assert ConfirmAdvanced(160) in core.acks_received(MEMBER, [160], NOW + 103)
 
 
-def test_r25_each_epoch_without_bytes_is_announced(entries):
-    core = master(entries, written=200)
+def test_r25_each_epoch_without_bytes_is_announced():
+    core = master(written=200)
     follow(core, ack=200)
     frames = of(SendLog, core.epochs_changed(entries((1, 0), (2, 200), (3, 200)), NOW))
     assert {decode_transfer_header(frame.header).epoch for frame in frames} == {2, 3}
 
 
-def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(core, entries):
+def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(core):
     follow(core)
     core.appended(150, NOW)
-    elected_again(core, entries, 150)
+    elected_again(core, 150)
     core.marks_received(MEMBER, 1, 1, NOW + 101)
     assert core.marks_received(OTHER, 2, 1, NOW + 101) == [], "its connection has ended"
     effects = core.acks_received(MEMBER, [150], NOW + 101)
@@ -242,38 +244,16 @@ def test_r41_a_first_ack_is_measured_by_the_handshake_though_our_log_has_grown(c
 # -- R42
 
 
-def test_r42_a_slave_without_this_epochs_tables_does_not_join(entries):
-    core = master(entries, (1,))
+def test_r42_a_slave_without_this_epochs_tables_does_not_join():
+    core = master((1,))
     assert not of(ProposeSet, follow(core, tables=None))
     assert not of(ProposeSet, core.marks_received(MEMBER, -1, 0, NOW + 10)), "of an earlier epoch"
     (proposed,) = of(ProposeSet, core.marks_received(MEMBER, -1, 1, NOW + 20))
     assert proposed.proposal.add == {2}
 
 
-def test_r42_tables_belong_to_one_connection(entries):
-    """The next process of that replica may have lost them."""
-    core = master(entries, (1,))
-    follow(core, ack=0, tables=1)
-    core.proposal_refused(2003, NOW)
-    assert not of(ProposeSet, follow(core, OTHER, tables=None, now=NOW + 5_000))
-
-
-def test_r42_a_member_that_gets_no_tables_of_a_new_epoch_leaves(entries):
-    """It stays through the election (R9): what it has is as new as what the winner has. But not for
-    long: consumer offsets that no one renews would come back with the next failover."""
-    policy = SyncPolicy(tables_ms=5_000)
-    core = master(entries, policy=policy)
-    follow(core, tables=None)
-    ended = []
-    for now in range(NOW + 50, NOW + 5_050, 50):
-        core.acks_received(MEMBER, [0], now)
-        ended = of(ProposeSet, core.tick(now))
-        assert bool(ended) == (now >= NOW + 5_000)
-    assert ended[0].proposal.remove == {2} and "no tables" in ended[0].proposal.reason
-
-
-def test_r42_reconnecting_gives_no_new_time(entries):
-    core = master(entries, policy=SyncPolicy(tables_ms=5_000))
+def test_r42_reconnecting_gives_no_new_time():
+    core = master(policy=SyncPolicy(tables_ms=5_000))
     effects = []
     for now in range(NOW, NOW + 5_100, 50):
         if now % 500 == 0:
@@ -324,7 +304,7 @@ def test_r58_an_id_that_no_controller_registered_is_no_slave(core):
 # -- over real connections
 
 
-async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(group, wait_until):
+async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(group):
     """Real sockets: idle ones, one that sends a byte of a name now and then, one that sends half a
     name; more of them than may wait. The oldest are closed, and a slave joins behind them."""
     one, two = await group.add(1), await group.add(2)
@@ -335,21 +315,21 @@ async def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(group,
         writer.write(encode_identity(identity(2))[: number % 30])
         opened.append((reader, writer))
     connections = one.ha._master.core.connections
-    await wait_until(lambda: len(connections) == STRANGERS_MAX)
+    await until(lambda: len(connections) == STRANGERS_MAX)
     for reader, _ in opened[:STRANGERS_MAX]:
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
     await group.follow(two)
     one.put(3)
     await group.caught_up(one, two)
-    await wait_until(lambda: one.ha.in_sync_count == 2)
+    await until(lambda: one.ha.in_sync_count == 2)
     for _, writer in opened:
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
 
-async def test_r41_a_slave_of_another_group_at_a_reused_address(group, wait_until, tmp_path):
+async def test_r41_a_slave_of_another_group_at_a_reused_address(group, tmp_path):
     """1 Member A-2 has lost its link. 2 B-2, whose own master once had that address, dials A-1:
     nothing is sent to it, nothing that A-2 lacks is confirmed, and A-2 counts when it is back."""
     one, two = await group.add(1), await group.add(2)
@@ -377,16 +357,16 @@ async def test_r41_a_slave_of_another_group_at_a_reused_address(group, wait_unti
     await stranger.ha.change_to_slave(view)
     stranger.ha.tables_followed(1)
     end = one.put(2)
-    await wait_until(lambda: stranger.ha._slave.core._redial._lost._failures >= 2)
+    await until(lambda: stranger.ha._slave.core._redial._lost._failures >= 2)
     assert one.confirm_offset == held and stranger.store.max_phy_offset <= 0
     assert not one.ha.required_set_whole
     await group.follow(two)
-    await wait_until(lambda: one.confirm_offset == end)
+    await until(lambda: one.confirm_offset == end)
     await group.caught_up(one, two)
     await stranger.stop()
 
 
-async def test_r41_many_strangers_leave_the_member_its_connection(group, wait_until):
+async def test_r41_many_strangers_leave_the_member_its_connection(group):
     """Real sockets: the member's connection is the same one before and after."""
 
     async def refused(port, stranger):
@@ -397,7 +377,7 @@ async def test_r41_many_strangers_leave_the_member_its_connection(group, wait_un
 
     one, two = await group.add(1), await group.add(2)
     await group.elect(one, 1, 2)
-    await wait_until(lambda: one.ha.required_set_whole)
+    await until(lambda: one.ha.required_set_whole)
     (before,) = one.ha._master.core.connections
     strangers = list(STRANGERS.values()) * 5
     await asyncio.gather(*(refused(one.ha.port, each) for each in strangers))
@@ -423,11 +403,11 @@ def test_r12_a_registration_ends_the_connection_of_the_process_before_it(core):
     assert not of(ConfirmAdvanced, core.acks_received(MEMBER, [100], NOW + 21))
 
 
-def test_r41_a_first_ack_under_way_while_the_next_epoch_begins_counts_for_the_earlier_one(entries):
+def test_r41_a_first_ack_under_way_while_the_next_epoch_begins_counts_for_the_earlier_one():
     """A Java slave shook hands in the epoch before, and has acked nothing by then."""
-    core = master(entries, replicas=(registered(1), Replica(2)))
+    core = master(replicas=(registered(1), Replica(2)))
     core.appended(150, NOW)
     connect(core, MEMBER, SlaveHandshake(2))
-    effects = elected_again(core, entries, 150)
+    effects = elected_again(core, 150)
     effects += core.acks_received(MEMBER, [150], NOW + 101)
     assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole

@@ -46,7 +46,15 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import Replica, RoleView
-from tests.ha.cores import identity, mastership, registered, registrations
+from tests.ha.cores import (
+    MemoryLog,
+    SlaveHost,
+    entries,
+    identity,
+    mastership,
+    registered,
+    registrations,
+)
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("*.txt"))
 
@@ -76,8 +84,7 @@ def bytes_of(history, first, end):
 class Env:
     """One leader, its slaves, and the wires between them."""
 
-    def __init__(self, memory_log, slave_host, entries):
-        self.memory_log, self.slave_host, self.entries = memory_log, slave_host, entries
+    def __init__(self):
         self.now = 1_000_000
         self.logs, self.slaves, self.links, self.readers = {}, {}, {}, {}
         self.leader = self.core = None
@@ -146,8 +153,8 @@ class Env:
         del host.effects[:]
 
     @staticmethod
-    def brief(entries):
-        return ",".join(f"{e.epoch}@{e.start_offset}" for e in entries) or "-"
+    def brief(epochs):
+        return ",".join(f"{e.epoch}@{e.start_offset}" for e in epochs) or "-"
 
     def name(self, connection_id):
         for broker_id, connection in self.links.items():
@@ -214,13 +221,13 @@ class Env:
         first = opts.get("first", 0)
         data = bytes_of(pairs(history), first, int(end))
         confirm = opts.get("confirm", 0)
-        self.logs[int(who)] = self.memory_log(data, *pairs(history), confirm=confirm, first=first)
+        self.logs[int(who)] = MemoryLog(data, *pairs(history), confirm=confirm, first=first)
 
     def do_lead(self, who, epoch, members, *rest):
         opts = options(rest)
         self.leader = int(who)
         log = self.logs[self.leader]
-        log.entries = self.entries(*log.history, (int(epoch), log.end))
+        log.entries = entries(*log.history, (int(epoch), log.end))
         sync = mastership(
             ids(members),
             broker_id=self.leader,
@@ -263,7 +270,7 @@ class Env:
         )
         log = self.logs[broker_id]
         core = SlaveCore(identity(broker_id), view, log.facts(), SlavePolicy(), self.now)
-        self.slaves[broker_id] = self.slave_host(core, log, proves="java" not in rest)
+        self.slaves[broker_id] = SlaveHost(core, log, proves="java" not in rest)
         self.slaves[broker_id].core.tables_followed(view.master_epoch)
         self.register(broker_id, Replica(broker_id) if is_java else registered(broker_id))
         self.slave_event(broker_id, core.tick(self.now))
@@ -301,7 +308,7 @@ class Env:
 
     def do_epoch(self, epoch):
         log = self.logs[self.leader]
-        log.entries = self.entries(*log.history, (int(epoch), log.end))
+        log.entries = entries(*log.history, (int(epoch), log.end))
         sync = self.core.sync
         recorded = RecordedSet(sync.recorded, sync.sync_state_set_epoch + 1)
         self.on_master(self.core.epoch_begun(int(epoch), recorded, log.entries, self.now))
@@ -336,7 +343,7 @@ class Env:
         kind, text = frame.split("=")
         if kind == "hand":
             end, history = text.split(";")
-            data = encode_master_handshake(int(end), self.entries(*pairs(history)))
+            data = encode_master_handshake(int(end), entries(*pairs(history)))
         else:
             place, label, confirm = text.split(";")
             offset, size = map(int, place.split("+"))
@@ -399,9 +406,9 @@ class Env:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_script(path, memory_log, slave_host, entries, check_script):
+def test_script(path, check_script):
     """Each verb causes exactly the effects of the script."""
-    check_script(path, Env(memory_log, slave_host, entries))
+    check_script(path, Env())
 
 
 def test_there_are_scripts():

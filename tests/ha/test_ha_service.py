@@ -18,30 +18,22 @@ from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.links import UNACKNOWLEDGED_MS, MasterLink
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
 from batonmq.protocol.errors import BatonError
-from tests.ha.conftest import expire_first_segment
-
-
-async def pair_in_set(group, wait_until):
-    one, two = await group.add(1), await group.add(2)
-    await group.elect(one)
-    await wait_until(lambda: one.ha.in_sync_count == 2)
-    return one, two
-
+from tests.ha.conftest import expire_first_segment, flip, until
 
 # -- AutoSwitchHATest
 
 
-async def test_confirm_offset(group, wait_until):
+async def test_confirm_offset(group):
     """Java testConfirmOffset: 1 leads {1,2}; 2 stops, a put stays unconfirmed; 1 stops, 2 leads
     epoch 2; 1 returns, drops the unacknowledged message and holds the same 20."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.caught_up(one, two)
     group.auto = False
     confirmed = one.confirm_offset
     acked = one.log_bytes()
     await two.stop()
-    await wait_until(lambda: not one.ha.required_set_whole)
+    await until(lambda: not one.ha.required_set_whole)
     one.put()
     assert one.confirm_offset == confirmed < one.store.max_phy_offset
     await one.stop()
@@ -59,7 +51,7 @@ async def test_confirm_offset(group, wait_until):
     assert one.epochs == two.epochs == [(1, 0), (2, confirmed)]
 
 
-async def test_async_learner(group, wait_until):
+async def test_async_learner(group):
     """Java testAsyncLearnerBrokerRole: a learner receives all and is never in the set."""
     one = await group.add(1)
     two = await group.add(2, HAConfig(async_learner=True))
@@ -70,10 +62,10 @@ async def test_async_learner(group, wait_until):
     assert one.ha.required_set == {1} and not one.proposals
 
 
-async def test_all_ack_in_sync_state_set(group, wait_until):
+async def test_all_ack_in_sync_state_set(group):
     """Java testOptionAllAckInSyncStateSet: both in the set, the slave stops, nothing is confirmed
     any more, until the shrink is committed (R1)."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.caught_up(one, two)
     group.auto = False
@@ -81,19 +73,19 @@ async def test_all_ack_in_sync_state_set(group, wait_until):
     await two.stop()
     one.put()
     one.ha.set_dead(frozenset({2}))
-    await wait_until(lambda: one.proposals[-1].new_set == {1})
+    await until(lambda: one.proposals[-1].new_set == {1})
     assert one.confirm_offset == confirmed, "R1: a proposed shrink is not a shrink"
     group.answer(one, one.proposals[-1])
     assert one.confirm_offset == one.store.max_phy_offset
     assert one.ha.required_set == {1}
 
 
-async def test_change_role_many_times(group, wait_until):
+async def test_change_role_many_times(group):
     """Java testChangeRoleManyTimes: 1 and 2 swap over epochs 1 to 3, ten messages each."""
     one, two = await group.add(1), await group.add(2)
     for master, slave in ((one, two), (two, one), (one, two)):
         await group.elect(master, 1, 2)
-        await wait_until(lambda m=master: m.ha.required_set_whole)
+        await until(lambda m=master: m.ha.required_set_whole)
         master.put(10)
         await group.caught_up(master, slave)
     assert one.readable == two.readable == 30
@@ -102,49 +94,11 @@ async def test_change_role_many_times(group, wait_until):
     assert not one.truncated and not two.truncated
 
 
-async def test_add_broker(group, wait_until):
-    """Java testAddBroker: an empty third broker joins a running pair and enters the set."""
-    one, two = await pair_in_set(group, wait_until)
-    one.put(10)
-    three = await group.add(3)
-    group.commit(group.view.sync_state_set)  # its registration reaches the master
-    one.ha.adopt_view(group.view)
-    await group.follow(three)
-    await wait_until(lambda: one.ha.required_set == {1, 2, 3})
-    await group.caught_up(one, two, three)
-    assert three.readable == 10
-
-
-async def test_truncate_epoch_log_and_add_broker(group, wait_until):
-    """Java testTruncateEpochLogAndAddBroker: the first file has expired; a new slave begins at the
-    second one, with the epochs that are left."""
-    group.segment_size = 4096
-    one = await group.add(1)
-    await group.elect(one)
-    one.put(10)
-    await group.elect(one)
-    while one.store.max_phy_offset <= 4096:
-        one.put(1)
-    before = one.readable
-    one.put(5)
-    await expire_first_segment(one)
-    assert one.store.min_phy_offset == 4096
-    two = await group.add(2)
-    group.commit(frozenset({1}))
-    one.ha.adopt_view(group.view)
-    await group.follow(two)
-    await group.caught_up(one, two)
-    assert two.store.min_phy_offset == 4096
-    assert two.readable == before + 5
-    assert one.epochs == two.epochs and [e for e, _ in two.epochs] == [2]
-    await wait_until(lambda: one.ha.required_set == {1, 2})
-
-
-async def test_truncate_epoch_log_and_change_master(group, wait_until):
+async def test_truncate_epoch_log_and_change_master(group):
     """Java testTruncateEpochLogAndChangeMaster: then 2 leads epoch 3, 3 reads what is left, and the
     old master rejoins complete."""
     group.segment_size = 4096
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.elect(one, 1, 2)
     while one.store.max_phy_offset <= 4096:
@@ -159,15 +113,15 @@ async def test_truncate_epoch_log_and_change_master(group, wait_until):
     group.commit(group.view.sync_state_set)
     two.ha.adopt_view(group.view)
     await group.follow(three)
-    await wait_until(lambda: two.ha.required_set == {1, 2, 3})
+    await until(lambda: two.ha.required_set == {1, 2, 3})
     await group.caught_up(one, two, three)
     assert three.store.min_phy_offset == 4096
     assert [e for e, _ in three.epochs] == [2, 3]
-    await wait_until(lambda: one.epochs == two.epochs == three.epochs)
+    await until(lambda: one.epochs == two.epochs == three.epochs)
     assert one.readable == two.readable == three.readable
 
 
-async def test_add_broker_and_sync_from_last_file(group, wait_until):
+async def test_add_broker_and_sync_from_last_file(group):
     """Java testAddBrokerAndSyncFromLastFile: a blank slave takes the last file only, and so is no
     candidate for the set: it lacks old messages (R13)."""
     group.segment_size = 4096
@@ -184,23 +138,10 @@ async def test_add_broker_and_sync_from_last_file(group, wait_until):
     assert one.ha.required_set == {1} and not one.proposals
 
 
-async def test_check_synchronizing_sync_state_set_flag(group, wait_until):
-    """Java testCheckSynchronizingSyncStateSetFlag: caught up but not yet adopted, the union of two
-    is required; adopting {1,2} clears the proposal."""
-    group.auto = False
-    one = await group.add(1)
-    await group.add(2)
-    await group.elect(one)
-    await wait_until(lambda: one.proposal is not None)
-    assert one.ha.required_set == {1, 2} and one.ha.in_sync_count == 1
-    group.answer(one, one.proposals[0])
-    assert one.proposal is None and one.ha.in_sync_count == 2
-
-
-async def test_build_consume_queue_not_exceed_confirm_offset(group, wait_until):
+async def test_build_consume_queue_not_exceed_confirm_offset(group):
     """Java testBuildConsumeQueueNotExceedConfirmOffset: what is not confirmed is not readable, on
     master and slave, also after a restart without a role."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.caught_up(one, two)
     group.auto = False
@@ -215,9 +156,7 @@ async def test_build_consume_queue_not_exceed_confirm_offset(group, wait_until):
 # -- beyond
 
 
-async def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_sides(
-    group, wait_until
-):
+async def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_sides(group):
     """A byte flips on 1's disk, in a record that 2 lacks.
 
     1. 2 keeps and acks what lies before it, names file and offset, and tries ever more rarely.
@@ -230,40 +169,32 @@ async def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_bot
     end = one.put(20)
     bad = end // 20 * 10
     segment = one.root / "commitlog" / f"{0:020d}"
-
-    def flip():
-        with segment.open("r+b") as file:
-            file.seek(bad + 100)
-            byte = file.read(1)[0]
-            file.seek(bad + 100)
-            file.write(bytes([byte ^ 1]))
-
-    flip()
+    flip(one, bad + 100)
     two = await group.add(2)
     one.ha.adopt_view(group.commit(frozenset({1})))
     await group.follow(two)
-    await wait_until(lambda: two.diverged)
+    await until(lambda: two.diverged)
     assert f"{0:020d} at offset {bad}" in two.diverged[0]
     assert two.store.max_phy_offset == bad and not two.store.trust.reason
     assert not one.damage
-    await wait_until(lambda: one.ha.required_set == {1})
+    await until(lambda: one.ha.required_set == {1})
 
     two.ha.adopt_view(group.commit(frozenset({1})))  # dials without waiting for its time
-    await wait_until(lambda: one.damage)
+    await until(lambda: one.damage)
     assert f"{segment} at offset {bad}" in one.damage[0] == one.store.trust.reason
-    await wait_until(lambda: not two.is_following)
+    await until(lambda: not two.is_following)
     assert two.store.max_phy_offset == bad and len(two.diverged) == 1
-    await wait_until(lambda: one.ha.required_set == {1})
+    await until(lambda: one.ha.required_set == {1})
     one.put(1)
     assert one.confirm_offset == one.store.max_phy_offset, "it serves all the rest"
 
-    flip()
+    flip(one, bad + 100)
     two.ha.adopt_view(group.commit(frozenset({1})))
     await group.caught_up(one, two)
 
 
 async def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
-    group, wait_until, monkeypatch
+    group, monkeypatch
 ):
     """1. 2 cannot write: nothing is acked, the set stays {1}, writes continue. 2. It dials again
     and again: still one report. 3. There is space: it catches up."""
@@ -280,14 +211,14 @@ async def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_r
     monkeypatch.setattr(two.store.slave_log, "append_replicated", no_room)
     await group.follow(two)
     for times in range(1, 6):
-        await wait_until(lambda times=times: len(tried) == times)
-        await wait_until(lambda: not two.is_following)
+        await until(lambda times=times: len(tried) == times)
+        await until(lambda: not two.is_following)
         two.ha.adopt_view(group.commit(frozenset({1})))  # dials without waiting for its time
     assert len(two.diverged) == 1 and "disk is full" in two.diverged[0]
     assert "disk is full" in two.ha.following_problem
     one.ha.adopt_view(group.commit(frozenset({1})))
     one.put(1)
-    await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+    await until(lambda: one.confirm_offset == one.store.max_phy_offset)
     assert two.store.max_phy_offset == 0
 
     monkeypatch.setattr(two.store.slave_log, "append_replicated", append)
@@ -296,7 +227,7 @@ async def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_r
     assert two.ha.following_problem == ""
 
 
-async def test_a_slave_that_does_not_reach_its_master_says_so(group, wait_until, monkeypatch):
+async def test_a_slave_that_does_not_reach_its_master_says_so(group, monkeypatch):
     """It was in no problem: `mqctl verdict` said that it copies its master, for hours."""
     monkeypatch.setattr("batonmq.ha.slave_shell.UNREACHED_MS", 0)
     one, two = await group.add(1), await group.add(2)
@@ -304,16 +235,14 @@ async def test_a_slave_that_does_not_reach_its_master_says_so(group, wait_until,
     dial = MasterLink.dial
     monkeypatch.setattr(MasterLink, "dial", lambda link, loop, _: dial(link, loop, "127.0.0.1:1"))
     await group.follow(two)
-    await wait_until(lambda: "Connection refused" in two.ha.following_problem)
+    await until(lambda: "Connection refused" in two.ha.following_problem)
     assert two.ha.following_problem.startswith("no connection to 127.0.0.1:")
     monkeypatch.setattr(MasterLink, "dial", dial)
-    await wait_until(lambda: two.ha.following_problem == "")
+    await until(lambda: two.ha.following_problem == "")
     await group.caught_up(one, two)
 
 
-async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
-    group, wait_until, monkeypatch
-):
+async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(group, monkeypatch):
     """Not only an append finds the disk full, and on a quiet group none would come to show that
     there is space again."""
     one, two = await group.add(1), await group.add(2)
@@ -322,11 +251,11 @@ async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
     adopt = two.store.epochs.replace_all
     monkeypatch.setattr(two.store.epochs, "replace_all", no_room)
     await group.follow(two)
-    await wait_until(lambda: "disk is full" in two.ha.following_problem)
+    await until(lambda: "disk is full" in two.ha.following_problem)
     monkeypatch.setattr(two.store.epochs, "replace_all", adopt)
     two.ha.dial_now()
     await group.caught_up(one, two)
-    await wait_until(lambda: two.ha.following_problem == "")
+    await until(lambda: two.ha.following_problem == "")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +269,7 @@ async def test_a_slave_that_has_all_again_after_a_full_disk_reports_no_problem(
         ValueError("an answer of nonsense"),
     ],
 )
-async def test_r21_nothing_is_cut_without_proof(group, wait_until, identity):
+async def test_r21_nothing_is_cut_without_proof(group, identity):
     """R21: 1 has a tail that 2's log does not share. The peer at 2's address must prove who it is
     first; while that is not the named master of the epoch, not a byte goes."""
     proofs = []
@@ -353,7 +282,7 @@ async def test_r21_nothing_is_cut_without_proof(group, wait_until, identity):
 
     group.prove_master = prove
     group.answer_of_peer = identity
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.caught_up(one, two)
     group.auto = False
@@ -364,18 +293,16 @@ async def test_r21_nothing_is_cut_without_proof(group, wait_until, identity):
     await group.elect(two, 1, 2, others=False)
     two.put(1)
     await one.ha.change_to_slave(group.view)
-    await wait_until(lambda: len(proofs) >= 2)
+    await until(lambda: len(proofs) >= 2)
     assert one.log_bytes() == kept and not one.truncated
     group.answer_of_peer = PeerIdentity("C", "broker-a", 0, 2)  # Java's master calls itself 0
-    await wait_until(lambda: one.truncated)
+    await until(lambda: one.truncated)
     await group.caught_up(one, two)
     assert proofs[-1] == "remoting-2"
 
 
 @pytest.mark.parametrize("held", [0, 4])
-async def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
-    group, wait_until, held
-):
+async def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(group, held):
     """R23: 1 confirmed ten messages alone; the operator makes 2, which has `held` of them, master
     by an unclean election. 1 cuts what 2 lacks, keeps it aside, and catches up."""
     group.auto = False
@@ -384,10 +311,10 @@ async def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_asid
     if held:
         one.put(held)
         await group.follow(two)
-        await wait_until(lambda: two.store.max_phy_offset == one.store.max_phy_offset)
+        await until(lambda: two.store.max_phy_offset == one.store.max_phy_offset)
         await two.ha.stand_down()
         one.ha.set_dead(frozenset({2}))
-        await wait_until(lambda: not one.ha.runtime_info().ha_connection_info)
+        await until(lambda: not one.ha.runtime_info().ha_connection_info)
         while one.proposal is not None:  # the expand of a while ago is refused
             one.ha.proposal_refused(2001, "no")
     one.put(10)
@@ -397,17 +324,17 @@ async def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_asid
     group.view = replace(group.view, unclean_epoch=group.view.master_epoch + 1)
     await group.elect(two, 2)
     two.put(3)
-    await wait_until(lambda: one.store.max_phy_offset == two.store.max_phy_offset)
-    await wait_until(lambda: one.log_bytes() == two.log_bytes())
+    await until(lambda: one.store.max_phy_offset == two.store.max_phy_offset)
+    await until(lambda: one.log_bytes() == two.log_bytes())
     assert not one.diverged
     aside = b"".join(
         path.read_bytes() for path in sorted((one.root / "truncated").rglob("*")) if path.is_file()
     )
     assert old[common:] in aside
-    await wait_until(lambda: two.proposal is not None)
+    await until(lambda: two.proposal is not None)
 
 
-async def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(group, wait_until):
+async def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(group):
     """R23: 1 and 2 wrote records of other sizes in an epoch of one number, so 2's epoch list leaves
     1's log within a record. 1 says so, and follows no one."""
     group.auto = False
@@ -422,23 +349,21 @@ async def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(
     kept = one.log_bytes()
     group.view = replace(group.view, unclean_epoch=2)
     await group.elect(two, 2)
-    await wait_until(lambda: one.diverged)
+    await until(lambda: one.diverged)
     assert "no record ends there" in one.diverged[0]
     assert one.log_bytes() == kept and not one.truncated
     assert not list((one.root / "truncated").glob("*"))
 
 
-async def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(
-    group, wait_until
-):
+async def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(group):
     """1. 2 has four of ten messages, and was stopped uncleanly under another boot. 2. It follows:
     it stays suspect until it has all that 1 confirmed."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(4)
     await group.caught_up(one, two)
     await two.stop()
     one.ha.set_dead(frozenset({2}))
-    await wait_until(lambda: one.ha.required_set == {1})
+    await until(lambda: one.ha.required_set == {1})
     one.put(6)
     (two.root / "abort").write_text("1\nanother boot\ncached\n")
     await two.start()
@@ -448,19 +373,17 @@ async def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_befor
     clear = trust.clear_suspect
     trust.clear_suspect = lambda: (trusted_at.append(two.store.max_phy_offset), clear())
     await group.follow(two)
-    await wait_until(lambda: not trust.reason)
+    await until(lambda: not trust.reason)
     assert trusted_at[0] == one.store.max_phy_offset
     await group.caught_up(one, two)
 
 
 @pytest.mark.parametrize("found", ["by a reader", "in a handshake"])
-async def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
-    group, wait_until, found
-):
+async def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(group, found):
     """1. A byte of 2's log changes, in a record that ends an epoch. 2. 2 finds it while it follows:
     it has caught up, and suspect all the same. 3. Nothing is cut while 2 is in the set. 4. Once it
     has left it, it drops what lies behind the damage, fetches that again, and is whole."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     before = one.put(2)
     one.put(1)
     await group.caught_up(one, two)
@@ -468,9 +391,7 @@ async def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
     one.put(3)
     await group.caught_up(one, two)
     good, trust = two.log_bytes(), two.store.trust
-    with (two.root / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(before + 100)
-        file.write(bytes([good[before + 100] ^ 4]))
+    flip(two, before + 100)
     group.auto = False  # 2 stays a member while it is away
     if found == "by a reader":
         assert trust.fault_at(before)
@@ -478,27 +399,25 @@ async def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
         link = two.ha._slave._link
         assert link is not None
         link.end()
-    await wait_until(lambda: trust.reason and two.is_following)
+    await until(lambda: trust.reason and two.is_following)
     assert f"at offset {before}" in trust.reason
 
     await group.follow(two)
     one.put(1)
-    await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+    await until(lambda: one.confirm_offset == one.store.max_phy_offset)
     assert trust.reason and not list((two.root / "truncated").glob("*"))
 
     one.ha.adopt_view(group.commit(frozenset({1})))
     group.auto = True
     await group.follow(two)
-    await wait_until(lambda: not trust.reason)
+    await until(lambda: not trust.reason)
     await group.caught_up(one, two)
     assert two.log_bytes() == one.log_bytes() and two.log_bytes().startswith(good)
-    await wait_until(lambda: one.ha.required_set == {1, 2})
+    await until(lambda: one.ha.required_set == {1, 2})
 
 
 @pytest.mark.parametrize("how", ["role change", "time"])
-async def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
-    group, wait_until, how
-):
+async def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(group, how):
     """A hung peer has megabytes unread before the frame that its next byte is gone: it can keep
     neither the socket nor the role change nor the end of the process waiting."""
     group.segment_size = 64 << 10
@@ -517,21 +436,21 @@ async def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_seco
     await loop.sock_recv(peer, 20)
     await loop.sock_sendall(peer, encode_ack(0))
     master = one.ha._master
-    await wait_until(lambda: master.core.connections)
+    await until(lambda: master.core.connections)
     (connection,) = master.core.connections.values()
-    await wait_until(lambda: connection.next_offset > 4 << 20)
+    await until(lambda: connection.next_offset > 4 << 20)
     effects = master.core._refuse_gone(connection, 0, one.ha._now_ms())
     master.perform(effects)
     (link,) = master._leaving
     assert link.transport is not None
     if how == "role change":
         await one.ha.stand_down()
-    await wait_until(lambda: link.transport is None and not master._leaving)
+    await until(lambda: link.transport is None and not master._leaving)
     await one.ha.close()  # would wait for the last link
     peer.close()
 
 
-async def test_a_slave_serves_no_one(group, wait_until):
+async def test_a_slave_serves_no_one(group):
     """A replica that is not master ends what dials its HA port, and stops doing so as master."""
     one = await group.add(1)
     group.incarnations[2] = ""
@@ -549,9 +468,9 @@ async def test_a_slave_serves_no_one(group, wait_until):
     writer.close()
 
 
-async def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(group, wait_until):
+async def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(group):
     """That is where epochs are compared with the log (R2); a late view is of an earlier one."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     current = group.view
     two.ha.adopt_view(replace(current, master_epoch=current.master_epoch - 1))
     assert two.ha._slave.core.view.master_epoch == current.master_epoch
@@ -559,10 +478,10 @@ async def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(gr
     await group.caught_up(one, two)
 
 
-async def test_r12_acks_of_a_slaves_earlier_life_count_no_more(group, wait_until):
+async def test_r12_acks_of_a_slaves_earlier_life_count_no_more(group):
     """1 2's machine loses power and restarts; its old connection is half open, no one closed it. 2
     the view shows another incarnation: 1 counts the new process's acks only."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     await group.caught_up(one, two)
     following = len(one.following)
@@ -574,11 +493,11 @@ async def test_r12_acks_of_a_slaves_earlier_life_count_no_more(group, wait_until
     assert one.confirm_offset == confirmed
     await two.ha.stand_down()
     await group.follow(two)
-    await wait_until(lambda: len(one.following) > following)
+    await until(lambda: len(one.following) > following)
     await group.caught_up(one, two)
 
 
-async def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(group, wait_until):
+async def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(group):
     """16 MB are fetched at once. What is not shown yet when the log has caught up is what an
     election in that moment would wait for: it is bounded, however much there was."""
     group.segment_size = 4 << 20
@@ -602,7 +521,7 @@ async def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(group, w
     assert max(lags) <= 6 << 20, "two bounds, 2 and 1 MiB, and a read for each"
 
 
-async def test_a_new_master_shows_a_long_backlog_without_standing_still(group, wait_until):
+async def test_a_new_master_shows_a_long_backlog_without_standing_still(group):
     """2 has fetched a whole log and shown none of it to readers when it is elected. It shows all
     before it opens, and its loop continues meanwhile: else the controllers would call it dead."""
     group.segment_size = 1 << 20
@@ -615,7 +534,7 @@ async def test_a_new_master_shows_a_long_backlog_without_standing_still(group, w
     one.ha.adopt_view(group.view)
     await group.follow(two)
     two.ha._slave.core.log._drains_backlog = lambda now_ms: True
-    await wait_until(lambda: one.ha.required_set == {1, 2} and one.ha.in_sync_count == 2)
+    await until(lambda: one.ha.required_set == {1, 2} and one.ha.in_sync_count == 2)
     assert two.readable == 0
     turns = 0
 
@@ -632,9 +551,9 @@ async def test_a_new_master_shows_a_long_backlog_without_standing_still(group, w
     assert turns >= 10
 
 
-async def test_runtime_info_names_slaves_and_master(group, wait_until):
+async def test_runtime_info_names_slaves_and_master(group):
     """Request 907: the master lists its slaves, the slave names its master."""
-    one, two = await pair_in_set(group, wait_until)
+    one, two = await group.pair()
     one.put(3)
     await group.caught_up(one, two)
     info = one.ha.runtime_info()
@@ -651,15 +570,15 @@ class ShortPatience(HAConfig, frozen=True, kw_only=True):
         return replace(super().slave_policy(**kwargs), silence_limit_ms=400)
 
 
-async def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(group, wait_until):
-    one, two = await pair_in_set(group, wait_until)
+async def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(group):
+    one, two = await group.pair()
     (accepted,) = one.ha._master._links.values()
     for link in (accepted, two.ha._slave._link):
         sock = link.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNACKNOWLEDGED_MS
 
 
-async def test_after_a_silent_cut_under_load_the_slave_dials_anew(group, wait_until):
+async def test_after_a_silent_cut_under_load_the_slave_dials_anew(group):
     """1. Everything passes a relay, and the master writes all the time, so that no heartbeat was
     ever seen. 2. The relay goes silent: both sockets stay open, nothing comes. 3. The slave dials
     again without waiting for the old connection, and has caught up."""
@@ -691,10 +610,10 @@ async def test_after_a_silent_cut_under_load_the_slave_dials_anew(group, wait_un
     await two.ha.change_to_slave(group.view)
     for _ in range(50):
         end = one.put(1)
-        await wait_until(lambda end=end: two.store.max_phy_offset == end)
+        await until(lambda end=end: two.store.max_phy_offset == end)
     silent.set()
     one.put(5)
-    await wait_until(lambda: len(pumps) == 4)
+    await until(lambda: len(pumps) == 4)
     await group.caught_up(one, two)
     relay.close()
     for task in pumps:
@@ -704,7 +623,7 @@ async def test_after_a_silent_cut_under_load_the_slave_dials_anew(group, wait_un
     await asyncio.wait(pumps)
 
 
-async def test_a_dead_address_is_dialled_again_until_it_answers(group, wait_until):
+async def test_a_dead_address_is_dialled_again_until_it_answers(group):
     """The view arrives before the master listens: the slave tries again within milliseconds."""
     one, two = await group.add(1), await group.add(2)
     with socket.socket() as free:
@@ -713,20 +632,20 @@ async def test_a_dead_address_is_dialled_again_until_it_answers(group, wait_unti
     await group.elect(one, others=False)
     nowhere = replace(group.view, master_ha_address=address, replicas=())
     await two.ha.change_to_slave(nowhere)
-    await wait_until(lambda: two.ha._slave.core._redial._lost._failures >= 2)
+    await until(lambda: two.ha._slave.core._redial._lost._failures >= 2)
     assert not two.is_following
     await two.ha.change_to_slave(group.view)
-    await wait_until(lambda: one.following == [2])
+    await until(lambda: one.following == [2])
 
 
-async def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(group, wait_until):
+async def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(group):
     """The role change reached the slave first: it dials, its handshake waits unanswered, and the
     new master takes it up without another dial."""
     one, two = await group.add(1), await group.add(2)
     reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
     writer.write(encode_slave_handshake(SlaveHandshake(2, identity=two.identity())))
     await writer.drain()
-    await wait_until(lambda: len(one.ha._waiting_links) == 1)
+    await until(lambda: len(one.ha._waiting_links) == 1)
     await group.elect(one)
     head = await asyncio.wait_for(reader.readexactly(4), 5)
     assert int.from_bytes(head, "big") == OwnState.IDENTITY

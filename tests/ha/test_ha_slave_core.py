@@ -33,7 +33,7 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import RoleView
-from tests.ha.cores import identity
+from tests.ha.cores import MemoryLog, SlaveHost, entries, identity
 
 NOW = 1_000_000
 
@@ -55,18 +55,11 @@ def answer(max_offset, last_epoch, history, named=None):
     return MasterHandshake(max_offset, last_epoch, history, named or identity(1))
 
 
-@pytest.fixture
-def connected(slave_host):
-    """A function to make a host that has just connected to the master of `seen`."""
-
-    def make(log, seen=None, policy=None):
-        core = SlaveCore(identity(2), seen or view(), log.facts(), policy or SlavePolicy(), NOW)
-        host = slave_host(core, log)
-        host.perform(core.tick(NOW), NOW)
-        host.connect(NOW)
-        return host
-
-    return make
+def connected(log, seen=None, policy=None):
+    """A host that has just connected to the master of `seen`."""
+    host = SlaveHost(dialling(log, seen, policy), log)
+    host.connect(NOW)
+    return host
 
 
 def dialling(log, seen=None, policy=None):
@@ -89,16 +82,11 @@ def again(host, peer):
     return answered(host, peer)
 
 
-@pytest.fixture
-def slave(memory_log, connected, entries):
-    """A function to make a host in TRANSFER, on a log of 100 bytes of epoch 1."""
-
-    def make(policy=None, log=None, history=((1, 0),), incarnation="i1"):
-        log = log or memory_log(b"1" * 100, (1, 0))
-        host = connected(log, view(history[-1][0], incarnation=incarnation), policy)
-        return answered(host, answer(100, history[-1][0], entries(*history)))
-
-    return make
+def slave(policy=None, log=None, history=((1, 0),), incarnation="i1"):
+    """A host in TRANSFER, on a log of 100 bytes of epoch 1."""
+    log = log or MemoryLog(b"1" * 100, (1, 0))
+    host = connected(log, view(history[-1][0], incarnation=incarnation), policy)
+    return answered(host, answer(100, history[-1][0], entries(*history)))
 
 
 def beat(host, now, offset=100, epoch=1, confirm=0):
@@ -107,28 +95,24 @@ def beat(host, now, offset=100, epoch=1, confirm=0):
 
 
 @pytest.fixture
-def host(slave):
+def host():
     return slave()
 
 
-def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
-    memory_log, connected, entries
-):
+def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of():
     """1 hears of epoch 1. 2 its master was elected again, for epoch 3: what it confirms on our acks
     could be cut by the master of epoch 2, of whom we may yet hear. 3 hears of epoch 3."""
-    log = memory_log(b"1" * 100, (1, 0))
+    log = MemoryLog(b"1" * 100, (1, 0))
     peer = answer(200, 3, entries((1, 0), (3, 200)))
     for epoch, phase in ((1, SlavePhase.READY), (3, SlavePhase.TRANSFER)):
         assert answered(connected(log, view(epoch)), peer).core.phase is phase
 
 
-def test_r2_a_handshake_while_a_newer_epoch_is_stored_gets_no_first_ack(
-    memory_log, connected, entries
-):
+def test_r2_a_handshake_while_a_newer_epoch_is_stored_gets_no_first_ack():
     """1 dials the master of epoch 1. 2 a view of epoch 2 comes, and its disk is slow. 3 the
     master answers: it must not count this replica, which may elect another one by now. 4 the view
     of epoch 2 names the same process again: now it does."""
-    host = connected(memory_log(b"1" * 100, (1, 0)))
+    host = connected(MemoryLog(b"1" * 100, (1, 0)))
     core = host.core
     core.fenced_epoch = 2
     host.take_sent()
@@ -171,10 +155,10 @@ def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(host):
     assert not host.core.is_caught_up
 
 
-def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, connected, entries):
+def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level():
     """The master of epoch 2 began at 200, its confirmOffset still stands at 50: what lies between
     may have been acknowledged in epoch 1, and this log ends at 100."""
-    host = connected(memory_log(b"1" * 100, (1, 0)), view(epoch=2))
+    host = connected(MemoryLog(b"1" * 100, (1, 0)), view(epoch=2))
     answered(host, answer(200, 2, entries((1, 0), (2, 200))))
     assert host.core.phase is SlavePhase.TRANSFER
     beat(host, NOW + 10, confirm=50)
@@ -187,8 +171,8 @@ def test_a_frame_at_another_offset_ends_the_connection(host):
     assert isinstance(hangup, fx.Hangup) and "offset 90" in hangup.reason
 
 
-def test_r2_a_frame_of_an_older_epoch_is_neither_written_nor_acked(slave, memory_log):
-    host = slave(log=memory_log(b"1" * 100, (1, 0), (2, 50)), history=((1, 0), (2, 50)))
+def test_r2_a_frame_of_an_older_epoch_is_neither_written_nor_acked():
+    host = slave(log=MemoryLog(b"1" * 100, (1, 0), (2, 50)), history=((1, 0), (2, 50)))
     (hangup,) = host.core.frame_received(TransferHeader(10, 100, 1, 0, 0), NOW)
     assert isinstance(hangup, fx.Hangup) and "epoch 1" in hangup.reason
     assert host.core.turn_ended(100, NOW) == []
@@ -202,7 +186,7 @@ def test_r47_no_frame_uses_up_the_epochs_that_controllers_count(host, ahead):
     assert entered == (host.core.phase is SlavePhase.TRANSFER) == (ahead == 1 << 20)
 
 
-def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
+def test_ha_sync_flush_first_ack_waits_for_the_disk():
     """The first ack chooses where the master starts, so it is all or nothing; later ones cover
     what is flushed and no more."""
     host = slave(SlavePolicy(sync_flush=True))
@@ -215,9 +199,9 @@ def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
     assert host.core.turn_ended(110, NOW) == [fx.SendToMaster(encode_ack(110))]
 
 
-def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_log, slave_host):
+def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely():
     """A failover waits for this: refused means that the new master is not there yet."""
-    log = memory_log()
+    log = MemoryLog()
     core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
     assert core.tick(NOW) == [fx.Dial("master:1")]
     now, waits = NOW, []
@@ -229,13 +213,13 @@ def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_lo
     assert waits == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
 
-def test_a_master_without_an_address_is_looked_at_again_soon(memory_log):
-    core = SlaveCore(identity(2), view(address=""), memory_log().facts(), SlavePolicy(), NOW)
+def test_a_master_without_an_address_is_looked_at_again_soon():
+    core = SlaveCore(identity(2), view(address=""), MemoryLog().facts(), SlavePolicy(), NOW)
     assert core.tick(NOW) == [] and core.wakeup_ms == NOW + 20
 
 
-def test_a_new_view_dials_at_once(memory_log):
-    core = dialling(memory_log())
+def test_a_new_view_dials_at_once():
+    core = dialling(MemoryLog())
     core.disconnected(NOW)
     for _ in range(6):
         core.tick(core.wakeup_ms)
@@ -260,12 +244,12 @@ def hung_up_after(core, times):
     return None
 
 
-def test_a_silent_java_master_is_given_20_s(slave):
+def test_a_silent_java_master_is_given_20_s():
     host = slave(incarnation="")
     assert hung_up_after(host.core, range(100, 30_000, 100)) == 20_000
 
 
-def test_a_master_that_beats_fast_is_given_2_s(slave):
+def test_a_master_that_beats_fast_is_given_2_s():
     """Learnt from its heartbeats: after a healed partition TCP alone would take seconds more."""
     host = slave(incarnation="")
     for ms in (100, 200, 300):
@@ -284,9 +268,9 @@ def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(host):
     assert hung_up_after(host.core, range(1_100, 4_000, 100)) == 3_000
 
 
-def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
+def test_a_dial_that_nobody_answers_is_made_anew_after_1_s():
     """TCP tries again after 1, 3, 7 ... s: a link that works again would wait for that."""
-    core = dialling(memory_log())
+    core = dialling(MemoryLog())
     dialled = [
         ms
         for ms in range(50, 4_100, 50)
@@ -303,9 +287,9 @@ def test_r8_a_stall_of_our_own_is_not_the_masters_silence(host):
     assert not [e for e in host.core.tick(NOW + 30_000) if isinstance(e, fx.Hangup)]
 
 
-def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
+def test_an_unanswered_handshake_is_given_3_s():
     """A stopped process still accepts connections."""
-    log = memory_log()
+    log = MemoryLog()
     core = dialling(log)
     core.connected(log.facts(), NOW + 90)
     hung_up = [
@@ -316,7 +300,7 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     assert hung_up == [3_090]
 
 
-def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
+def test_an_idle_slave_acks_on_its_own_after_1_s():
     """Java's master beats every 5 s only; it closes a silent connection."""
     host = slave(incarnation="")
     assert host.core.wakeup_ms == NOW + 100
@@ -328,8 +312,8 @@ def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
     assert acks == [1_000, 2_000, 3_000]
 
 
-def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log, entries):
-    log = memory_log(b"1" * 100, (1, 0))
+def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely():
+    log = MemoryLog(b"1" * 100, (1, 0))
     core = dialling(log, view(9))
     now, reports, waits = NOW, 0, []
     for _ in range(9):
@@ -344,7 +328,7 @@ def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log,
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
 
 
-def test_a_divergence_that_comes_back_after_the_master_served_is_reported_again(host, entries):
+def test_a_divergence_that_comes_back_after_the_master_served_is_reported_again(host):
     """Not after a view that changes the set only: nothing has become better."""
     core, log, fits, foreign = host.core, host.log, host.log.entries, entries((1, 50))
     reported = []
@@ -361,10 +345,8 @@ def test_a_divergence_that_comes_back_after_the_master_served_is_reported_again(
     assert reported == [True, False, False, True]
 
 
-def test_an_empty_log_whose_files_cannot_begin_where_the_masters_log_does_says_so(
-    memory_log, entries
-):
-    log = memory_log(b"", (1, 0))
+def test_an_empty_log_whose_files_cannot_begin_where_the_masters_log_does_says_so():
+    log = MemoryLog(b"", (1, 0))
     log.entries = ()
     core = dialling(log, view(1), SlavePolicy(segment_size=4096))
     core.connected(log.facts(), NOW)
@@ -409,17 +391,17 @@ def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_ap
     assert reports == 2, "at the first failure, and when it was stuck again later in the log"
 
 
-def test_the_ack_is_clamped_to_the_own_log(memory_log, connected, entries):
+def test_the_ack_is_clamped_to_the_own_log():
     """Java quirk: with its last epoch entry above its own end a slave reports more than it has."""
-    log = memory_log(b"1" * 80, (1, 0), (2, 100))
+    log = MemoryLog(b"1" * 80, (1, 0), (2, 100))
     host = answered(connected(log, view(2)), answer(300, 2, entries((1, 0), (2, 100))))
     assert host.take_sent().endswith(encode_ack(80))
     assert log.history == [(1, 0)]
 
 
-def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
+def test_an_older_log_without_a_common_epoch_begins_anew():
     """R27: the master's list begins above our end; its older epochs went with its segments."""
-    log = memory_log(b"1" * 80, (1, 0))
+    log = MemoryLog(b"1" * 80, (1, 0))
     core = dialling(log, view(3))
     core.connected(log.facts(), NOW)
     peer = answer(900, 3, entries((3, 500)))
@@ -428,8 +410,8 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
     assert core.wakeup_ms == NOW
 
 
-def test_log_bytes_before_our_ack_are_refused(memory_log):
-    log = memory_log()
+def test_log_bytes_before_our_ack_are_refused():
+    log = MemoryLog()
     core = dialling(log)
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
@@ -441,8 +423,8 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
 # -- R21: proof of the peer
 
 
-def slave_of_java(memory_log, entries, log=None):
-    log = log or memory_log(b"1" * 100, (1, 0))
+def slave_of_java(log=None):
+    log = log or MemoryLog(b"1" * 100, (1, 0))
     core = dialling(log, view(incarnation=""))
     return core, log, MasterHandshake(150, 1, entries((1, 0)))
 
@@ -453,12 +435,12 @@ def shake(core, log, peer, now):
 
 
 @pytest.mark.parametrize("data", [b"1" * 100, b""])
-def test_r21_each_connection_proves_before_a_byte_is_taken(memory_log, entries, data):
+def test_r21_each_connection_proves_before_a_byte_is_taken(data):
     """Each group starts with epoch 1 at 0, so the history of whoever answers at a reused address
     may fit; also that of an empty log, which fits any. The first connection of a view is no
     exception."""
-    log = memory_log(data, *([(1, 0)] if data else []))
-    core, log, peer = slave_of_java(memory_log, entries, log)
+    log = MemoryLog(data, *([(1, 0)] if data else []))
+    core, log, peer = slave_of_java(log)
     for now in (NOW + 50, NOW + 200):
         assert shake(core, log, peer, now) == [fx.ProveMaster(core.view)]
         assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), now) == []
@@ -469,8 +451,8 @@ def test_r21_each_connection_proves_before_a_byte_is_taken(memory_log, entries, 
         core.tick(core.wakeup_ms)
 
 
-def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
-    core, log, peer = slave_of_java(memory_log, entries)
+def test_r21_who_proves_to_be_another_gets_nothing():
+    core, log, peer = slave_of_java()
     shake(core, log, peer, NOW + 5_000)
     stranger = PeerIdentity("C", "broker-b", 1, 1)
     (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
@@ -478,14 +460,12 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
 
 
 @pytest.mark.parametrize("is_member", [False, True])
-def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
-    memory_log, entries, is_member
-):
+def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(is_member):
     """1 led epoch 5 from 100 on, and we got 20 bytes that no one else has. Another Java master with
     nothing of them, in epoch 7, files its own bytes under 5. We cut the 20, and with them what is
     not confirmed; a member waits until it is none, for it may have acknowledged them (R9). What
     came in this mastership stays at the next connection."""
-    log = memory_log(b"1" * 120, (1, 0), (5, 100), confirm=110)
+    log = MemoryLog(b"1" * 120, (1, 0), (5, 100), confirm=110)
     members = (1, 2) if is_member else (1,)
     seen = view(epoch=7, incarnation="", members=members)
     core = dialling(log, seen)
@@ -520,13 +500,11 @@ def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
 
 
 @pytest.mark.parametrize(("table_epoch", "is_followed"), [(3, True), (2, False), (-1, False)])
-def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
-    memory_log, entries, table_epoch, is_followed
-):
+def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(table_epoch, is_followed):
     """Elected three times without a write, its list ends with epoch 1: Java refuses an entry that
     starts where the one before starts. Its tables say in which epoch it acts."""
     # We led epoch 2, and wrote nothing.
-    log = memory_log(b"1" * 100, (1, 0), (2, 100), confirm=100)
+    log = MemoryLog(b"1" * 100, (1, 0), (2, 100), confirm=100)
     core = dialling(log, view(epoch=3, incarnation=""))
     peer = MasterHandshake(150, 1, entries((1, 0)))
     assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
@@ -543,22 +521,22 @@ def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
 # -- R41: both ends name themselves
 
 
-def named_slave(memory_log):
-    log = memory_log(b"1" * 100, (1, 0))
+def named_slave():
+    log = MemoryLog(b"1" * 100, (1, 0))
     return dialling(log), log
 
 
-def test_r41_the_slave_names_its_process_in_front_of_its_handshake(memory_log):
-    core, log = named_slave(memory_log)
+def test_r41_the_slave_names_its_process_in_front_of_its_handshake():
+    core, log = named_slave()
     (sent,) = core.connected(log.facts(), NOW)
     handshake, _ = SlaveFrameReader().feed(sent.data)
     assert handshake.identity == identity(2)
 
 
-def test_r41_a_java_master_gets_javas_handshake_and_no_mark(memory_log, slave_host, entries):
+def test_r41_a_java_master_gets_javas_handshake_and_no_mark():
     """Also when the tables of its epoch are here, and when a new epoch begins."""
-    core, log, _ = slave_of_java(memory_log, entries)
-    host = slave_host(core, log)
+    core, log, _ = slave_of_java()
+    host = SlaveHost(core, log)
     host.connect(NOW)
     host.perform(core.tables_followed(1), NOW)
     frame = encode_transfer_header(TransferHeader(0, 100, 2, 100, 0))
@@ -579,19 +557,19 @@ def test_r41_a_java_master_gets_javas_handshake_and_no_mark(memory_log, slave_ho
     ],
     ids=["nameless", "cluster", "group", "id", "incarnation"],
 )
-def test_r41_nothing_is_taken_from_another_than_the_elected_process(memory_log, entries, who, why):
+def test_r41_nothing_is_taken_from_another_than_the_elected_process(who, why):
     """Its history fits, its epoch fits; it is the first connection of a fresh view. Yet not a byte
     is acked, and nothing is cut, though its log leaves ours."""
     for end in (150, 50):
-        core, log = named_slave(memory_log)
+        core, log = named_slave()
         peer = MasterHandshake(end, 1, entries((1, 0)), who)
         (hangup,) = shake(core, log, peer, NOW)
         assert isinstance(hangup, fx.Hangup) and why in hangup.reason
         assert core.phase is SlavePhase.READY
 
 
-def test_r41_the_elected_process_is_followed_without_another_round_trip(memory_log, entries):
-    core, log = named_slave(memory_log)
+def test_r41_the_elected_process_is_followed_without_another_round_trip():
+    core, log = named_slave()
     effects = shake(core, log, answer(150, 1, entries((1, 0))), NOW)
     assert core.phase is SlavePhase.TRANSFER
     sent = [effect.data for effect in effects if isinstance(effect, fx.SendToMaster)]
@@ -623,19 +601,19 @@ def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(host):
 # -- R23: below the own confirmOffset
 
 
-def judged(memory_log, entries, unclean_epoch, own=((1, 0),), master=((1, 0), (2, 60))):
-    log = memory_log(b"1" * 100, *own, confirm=90)
+def judged(unclean_epoch, own=((1, 0),), master=((1, 0), (2, 60))):
+    log = MemoryLog(b"1" * 100, *own, confirm=90)
     master_log = answer(200, master[-1][0], entries(*master))
     return judge_log(log.facts(), master_log, member=False, unclean_epoch=unclean_epoch)
 
 
-def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(memory_log, entries):
+def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset():
     """Epoch 2 was won by a replica that held 60 of our 90 confirmed bytes."""
-    assert judged(memory_log, entries, 2) == CutTo(60, unclean=True)
+    assert judged(2) == CutTo(60, unclean=True)
     later = ((1, 0), (2, 60), (3, 70))
-    assert judged(memory_log, entries, 2, master=later) == CutTo(60, unclean=True)
+    assert judged(2, master=later) == CutTo(60, unclean=True)
     # The winner died before it opened, and was elected again, cleanly, as the only member.
-    assert judged(memory_log, entries, 2, master=((1, 0), (3, 60))) == CutTo(60, unclean=True)
+    assert judged(2, master=((1, 0), (3, 60))) == CutTo(60, unclean=True)
 
 
 @pytest.mark.parametrize(
@@ -648,20 +626,20 @@ def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(mem
     ],
     ids=["none", "before ours", "after the master's", "before our last confirmed byte"],
 )
-def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
-    decision = judged(memory_log, entries, unclean_epoch, own, master)
+def test_r23_nothing_else_does(unclean_epoch, own, master):
+    decision = judged(unclean_epoch, own, master)
     assert isinstance(decision, Refuse) and "no unclean election explains it" in decision.reason
 
 
-def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, connected, entries):
-    log = memory_log(b"1" * 100, (1, 0), confirm=90)
+def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs():
+    log = MemoryLog(b"1" * 100, (1, 0), confirm=90)
     host = connected(log, replace(view(2), unclean_epoch=2))
     core = answered(host, answer(60, 2, entries((1, 0), (2, 60)))).core
     assert core.phase is SlavePhase.TRANSFER
     assert core.log.confirm_offset == core.log.max_offset == 60
 
 
-def test_r2_r25_the_next_epoch_is_stored_before_its_first_byte_and_not_before_the_last_one(entries):
+def test_r2_r25_the_next_epoch_is_stored_before_its_first_byte_and_not_before_the_last_one():
     """Java labels the last chunk of an epoch with the next one: the epoch begins within it."""
     for begins, pieces, expected in (
         (60, [bytes(100)], [(0, 60), (2, 60), (60, 40)]),
@@ -707,13 +685,13 @@ def test_r21_a_proof_names_the_master_and_the_history_that_it_showed(changed, pr
 
 
 @pytest.mark.parametrize("confirm, cuts", [(60, True), (61, False), (100, False)])
-def test_r23_not_one_confirmed_byte_is_cut(memory_log, entries, confirm, cuts):
-    own = memory_log(b"1" * 100, (1, 0), confirm=confirm).facts()
+def test_r23_not_one_confirmed_byte_is_cut(confirm, cuts):
+    own = MemoryLog(b"1" * 100, (1, 0), confirm=confirm).facts()
     decision = judge_log(own, MasterHandshake(200, 2, entries((1, 0), (2, 60))), member=False)
     assert isinstance(decision, CutTo if cuts else Refuse)
 
 
-def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
+def test_r24_what_an_earlier_connection_said_makes_no_log_level():
     log = ReceivedLog(LocalLog(0, 100, 0, entries((1, 0))), SlavePolicy(), 0)
     log.begin_transfer(1, 100)
     log.frame_begins(1, 0, 80)
@@ -743,10 +721,10 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
     ],
 )
 def test_r27_a_log_from_before_the_masters_history_begins_again(
-    memory_log, entries, confirm, begins, member, unclean, drops
+    confirm, begins, member, unclean, drops
 ):
     """The master's first segments are expired, and with them the epochs that both had."""
-    own = memory_log(b"1" * 100, (1, 0), confirm=confirm).facts()
+    own = MemoryLog(b"1" * 100, (1, 0), confirm=confirm).facts()
     master_log = MasterHandshake(200, 5, entries((5, begins)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
     assert isinstance(decision, BeginAgain if drops else Refuse)
@@ -755,11 +733,9 @@ def test_r27_a_log_from_before_the_masters_history_begins_again(
 @pytest.mark.parametrize(
     "unclean, member, again", [(3, False, True), (3, True, False), (0, False, False)]
 )
-def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
-    memory_log, entries, unclean, member, again
-):
+def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(unclean, member, again):
     """The old master let its first segments expire; the new master's log leaves it below them."""
-    own = replace(memory_log(b"1" * 100, (1, 0), confirm=100).facts(), min_offset=80)
+    own = replace(MemoryLog(b"1" * 100, (1, 0), confirm=100).facts(), min_offset=80)
     master_log = MasterHandshake(90, 3, entries((1, 0), (3, 60)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
     assert isinstance(decision, BeginAgain if again else Refuse)
@@ -769,12 +745,10 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
     assert begins_there == CutTo(60, unclean=True)
 
 
-def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
-    memory_log, connected, entries
-):
+def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one():
     """1. An unclean election chose an empty replica: this log of 100 confirmed bytes goes aside.
     2. On the next connection 60 bytes come, all confirmed: readers see them at once."""
-    log = memory_log(b"1" * 100, (1, 0), confirm=100)
+    log = MemoryLog(b"1" * 100, (1, 0), confirm=100)
     peer = answer(60, 2, entries((2, 0)))
     host = answered(connected(log, replace(view(2), unclean_epoch=2)), peer)
     core = host.core
@@ -796,9 +770,7 @@ def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
         ("", "a", True, Refuse),
     ],
 )
-def test_r47_where_no_byte_can_be_compared_the_lineages_decide(
-    entries, mine, theirs, is_member, decision
-):
+def test_r47_where_no_byte_can_be_compared_the_lineages_decide(mine, theirs, is_member, decision):
     own = LocalLog(0, 100, 0, entries((1, 0)), Mock(lineage=mine, lost_epochs=False))
     master = answer(200, 1, entries((1, 0)), structs.replace(identity(1), lineage=theirs))
     assert isinstance(judge_log(own, master, member=is_member), decision)
@@ -806,7 +778,7 @@ def test_r47_where_no_byte_can_be_compared_the_lineages_decide(
 
 @pytest.mark.parametrize("in_classic_mode", [False, True])
 def test_r48_equal_bytes_prove_a_log_without_epochs_only_if_it_lost_them_in_classic_mode(
-    entries, in_classic_mode
+    in_classic_mode,
 ):
     samples = Mock(lost_epochs=in_classic_mode, crc=lambda end, size: 7)
     named = structs.replace(identity(1), samples=(LogSample(100, 50, 7),))
@@ -816,9 +788,9 @@ def test_r48_equal_bytes_prove_a_log_without_epochs_only_if_it_lost_them_in_clas
     assert isinstance(decision, Keep if in_classic_mode else Refuse)
 
 
-def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, connected, entries):
+def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack():
     """The view may be older than what this log has accepted."""
-    log = memory_log(b"1" * 100, (1, 0), (3, 50))
+    log = MemoryLog(b"1" * 100, (1, 0), (3, 50))
     host = connected(log, view(epoch=2))
     core = host.core
     host.take_sent()
@@ -833,14 +805,14 @@ def test_r23_what_was_damaged_and_dropped_is_not_confirmed_here_any_more(host):
     assert host.core.log.known_confirm == 80
 
 
-def test_r25_an_epoch_that_was_announced_on_a_lost_connection_is_not_entered(slave):
+def test_r25_an_epoch_that_was_announced_on_a_lost_connection_is_not_entered():
     log = slave().core.log
     assert log.frame_begins(2, 110, 0) == []
     log.end_connection()
     assert [type(effect) for effect in log.append(memoryview(b"1" * 20))] == [fx.AppendLog]
 
 
-def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
+def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for():
     """The log may have been cut, and have grown again, in between."""
     log = slave(SlavePolicy(sync_flush=True)).core.log
     for _ in range(2):
@@ -861,15 +833,15 @@ def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(host, is_member):
 
 
 @pytest.mark.parametrize("confirm", [80, 90])
-def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries, confirm):
+def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(confirm):
     """Its confirmed bytes are of epoch 1. Those of epoch 3 are no one's, and may go unasked."""
     own = LocalLog(0, 100, confirm, entries((1, 0), (3, 90)))
     master = answer(70, 4, entries((1, 0), (2, 50), (4, 70)))
     assert judge_log(own, master, member=False, unclean_epoch=2) == CutTo(50, unclean=True)
 
 
-def test_r25_epochs_that_expired_at_the_master_stay_with_their_bytes(slave, memory_log):
-    log = memory_log(b"1" * 100, (1, 0), (2, 50))
+def test_r25_epochs_that_expired_at_the_master_stay_with_their_bytes():
+    log = MemoryLog(b"1" * 100, (1, 0), (2, 50))
     host = slave(log=log, history=((2, 50), (3, 80)))
     assert host.core.phase is SlavePhase.TRANSFER and log.cuts == [(100, 80)]
     assert log.history == [(1, 0), (2, 50), (3, 80)]
@@ -880,7 +852,7 @@ def test_r28_readers_see_nothing_that_is_not_here(host):
     assert host.log.confirm == 100
 
 
-def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slave):
+def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log():
     """It says where the master continues: bytes that are here unflushed would be sent twice."""
     host = slave(SlavePolicy(sync_flush=True))
     host.perform(host.core.turn_ended(100, NOW), NOW)
@@ -900,7 +872,7 @@ def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slav
     [(10, 0, 99, 0), (11, 0, 99, 11), (10, 19, 99, 0), (10, 20, 99, 10), (10, 0, 60, 10)],
 )
 def test_a_flood_of_old_bytes_is_shown_to_readers_before_they_are_far_behind(
-    entries, behind, ms, master_end, shown
+    behind, ms, master_end, shown
 ):
     """The last full read was `ms` ago, and the master's log ended at `master_end` then."""
     own = LocalLog(0, 50, 50, entries((1, 0)))
@@ -934,11 +906,9 @@ def test_r14_how_fast_a_master_beats_is_known_of_its_own_connection_only():
     assert silence.limit_ms(beats_regularly=False) == policy.housekeeping_ms
 
 
-def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_view(
-    memory_log, entries
-):
+def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_view():
     """It was elected again, and this replica heard of it first."""
-    log = memory_log(b"1" * 100, (1, 0))
+    log = MemoryLog(b"1" * 100, (1, 0))
     core = dialling(log, view(epoch=3))
     core.connected(log.facts(), NOW)
     peer = answer(100, 2, entries((1, 0), (2, 100)))
@@ -986,8 +956,8 @@ def test_r27_a_slave_that_was_served_before_hears_that_its_next_byte_is_gone(hos
     assert any(isinstance(effect, fx.BeginAt) for effect in effects)
 
 
-def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
-    core, log, peer = slave_of_java(memory_log, entries)
+def test_a_java_master_that_proves_nothing_is_given_3_s():
+    core, log, peer = slave_of_java()
     assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
     for ms in range(100, 3_000, 100):
         assert core.tick(NOW + ms) == []
@@ -995,12 +965,10 @@ def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
     assert isinstance(hangup, fx.Hangup) and "3000 ms" in hangup.reason
 
 
-def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it(
-    memory_log, connected, entries
-):
+def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it():
     """1. The master confirms all 100 bytes; this store is still busy showing them. 2. The next
     master's log leaves ours at 60, by no unclean election."""
-    log = memory_log(b"1" * 100, (1, 0), confirm=0)
+    log = MemoryLog(b"1" * 100, (1, 0), confirm=0)
     host = answered(connected(log), answer(100, 1, entries((1, 0))))
     core = host.core
     beat(host, NOW + 10, confirm=100)

@@ -119,15 +119,18 @@ def test_r15_below_min_in_sync_replicas_confirm_offset_stands():
 
 
 def test_r18_only_the_newest_connection_of_an_id_counts():
-    """Two sockets of one slave are one ack, that of the newer socket."""
-    sync = state((1, 2, 3))
-    sync.appended(100, NOW)
-    follow(sync, 2, 0, connection_id=20)
-    sync.connected(2, 21, NOW)
-    assert sync.acked(2, 20, 100, NOW) == []
-    assert confirmed(follow(sync, 3, 100)) == []
-    assert confirmed(sync.acked(2, 21, 100, NOW)) == [100]
-    sync.disconnected(2, 20, NOW)
+    """1. The slave has caught up. 2. Its id comes on a new connection, before the old one is known
+    to have ended: until that one acks, nothing is confirmed by it, and the set is not whole."""
+    sync = state((1, 2))
+    follow(sync, 2, 100)
+    assert confirmed(sync.appended(100, NOW)) == [100]
+    assert sync.required_set_whole
+    sync.connected(2, 21, NOW + 10)
+    assert not sync.required_set_whole and sync.follower(2).ack == -1
+    assert not confirmed(sync.appended(200, NOW + 20))
+    assert not confirmed(sync.acked(2, 20, 200, NOW + 30))
+    assert confirmed(sync.acked(2, 21, 200, NOW + 40)) == [200]
+    sync.disconnected(2, 20, NOW + 50)
     assert sync.required_set_whole, "a late close of the older socket is no one's loss"
 
 
@@ -507,21 +510,6 @@ def test_r8_a_joining_slave_does_not_lose_its_time_while_we_stood_still():
     assert not sync.joining
 
 
-def test_r18_a_new_connection_inherits_no_ack():
-    """1. The slave has caught up. 2. Its id comes on a new connection, before the old one is known
-    to have ended: until that one acks, nothing is confirmed by it, and the set is not whole."""
-    sync = state((1, 2))
-    follow(sync, 2, 100)
-    assert confirmed(sync.appended(100, NOW)) == [100]
-    assert sync.required_set_whole
-    sync.connected(2, 21, NOW + 10)
-    assert not sync.required_set_whole
-    assert sync.follower(2).ack == -1
-    assert not confirmed(sync.appended(200, NOW + 20))
-    assert not confirmed(sync.acked(2, 20, 200, NOW + 30))
-    assert confirmed(sync.acked(2, 21, 200, NOW + 40)) == [200]
-
-
 def test_r14_a_member_that_connects_again_is_given_its_time(sync):
     for now in range(NOW, NOW + 2_000, 50):
         sync.acked(2, 20, 0, now)
@@ -583,18 +571,6 @@ def test_r14_calm_ticks_judge_a_slave_as_early_as_quick_ones(sync, hangs_at):
             removed = any(proposal.remove == {2} for proposal in proposed(sync.tick(now)))
     assert pauses == {sync.policy.tick_ms, sync.policy.calm_tick_ms}
     assert 600 <= now - acked < 650
-
-
-def test_r14_a_slave_that_acks_200_ms_late_stays(sync):
-    written = {}
-
-    def write(now):
-        sync.appended(sync.log.written + 10, now)
-        written[now] = sync.log.written
-        if now - 200 in written:
-            sync.acked(2, 20, written[now - 200], now)
-
-    assert first_removal(sync, write, 5_000) is None
 
 
 def test_r14_who_is_slow_again_and_again_comes_back_ever_later(sync):

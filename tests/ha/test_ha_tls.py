@@ -12,6 +12,7 @@ import pytest
 from batonmq.runtime import tls_listener
 from batonmq.runtime.authority import Authority
 from batonmq.runtime.tls import client_context
+from tests.ha.conftest import until
 from tests.shared.certificates import authority, client_tls, node_tls
 
 
@@ -26,25 +27,18 @@ def nodes(group, made, **keys):
         group.tls[broker_id] = tls.for_replicas("broker-a")
 
 
-async def pair(group, wait_until):
-    one, two = await group.add(1), await group.add(2)
-    await group.elect(one)
-    await wait_until(lambda: one.ha.in_sync_count == 2)
-    return one, two
-
-
-async def test_roles_change_and_logs_are_equal_under_tls(group, wait_until, made):
+async def test_roles_change_and_logs_are_equal_under_tls(group, made):
     nodes(group, made)
     one, two = await group.add(1), await group.add(2)
     for master, slave in ((one, two), (two, one), (one, two)):
         await group.elect(master, 1, 2)
-        await wait_until(lambda m=master: m.ha.required_set_whole)
+        await until(lambda m=master: m.ha.required_set_whole)
         master.put(400)
         await group.caught_up(master, slave)
     assert one.log_bytes() == two.log_bytes() and one.readable == 1_200
 
 
-async def test_a_permissive_master_has_slaves_of_both_kinds(group, wait_until, made):
+async def test_a_permissive_master_has_slaves_of_both_kinds(group, made):
     nodes(group, made, server_mode="permissive", tls_enable=True)
     group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_replicas(
         "broker-a"
@@ -52,30 +46,29 @@ async def test_a_permissive_master_has_slaves_of_both_kinds(group, wait_until, m
     assert group.tls[2].dials is None and group.tls[3].dials is not None
     one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
     await group.elect(one)
-    await wait_until(lambda: one.ha.in_sync_count == 3)
+    await until(lambda: one.ha.in_sync_count == 3)
     one.put(10)
     await group.caught_up(one, two, three)
 
 
 async def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
-    new_group, wait_until, made, tmp_path, caplog
+    group, made, tmp_path, caplog
 ):
     other = authority(tmp_path / "other")
     caplog.set_level(logging.DEBUG, logger="batonmq.ha")
-    async with new_group() as group:
-        nodes(group, made)
-        group.tls[2] = node_tls(other, "broker/broker-a/2").for_replicas("broker-a")
-        del group.tls[3]
-        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
-        await group.elect(one)
-        one.put(10)
-        await wait_until(lambda: caplog.text.count("ha_dial_failed") >= 3)
-        await wait_until(lambda: caplog.text.count("ha_master_lost") >= 3)
-        assert two.readable == three.readable == 0 and one.ha.required_set == {1}
+    nodes(group, made)
+    group.tls[2] = node_tls(other, "broker/broker-a/2").for_replicas("broker-a")
+    del group.tls[3]
+    one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+    await group.elect(one)
+    one.put(10)
+    await until(lambda: caplog.text.count("ha_dial_failed") >= 3)
+    await until(lambda: caplog.text.count("ha_master_lost") >= 3)
+    assert two.readable == three.readable == 0 and one.ha.required_set == {1}
 
 
 async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
-    group, wait_until, made, monkeypatch
+    group, made, monkeypatch
 ):
     """Plain, without a certificate, with one that has ended: the connection ends, and replication
     continues."""
@@ -94,7 +87,7 @@ async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
                 writer.close()
 
     nodes(group, made)
-    one, two = await pair(group, wait_until)
+    one, two = await group.pair()
     one.put(10)
     for context in (
         None,
@@ -112,37 +105,33 @@ async def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
     assert one.ha.in_sync_count == 2
 
 
-async def test_a_certificate_of_another_group_or_role_gets_no_byte(
-    new_group, wait_until, made, caplog
-):
+async def test_a_certificate_of_another_group_or_role_gets_no_byte(group, made, caplog):
     caplog.set_level(logging.WARNING, logger="batonmq.ha")
-    async with new_group() as group:
-        nodes(group, made)
-        names = {1: "broker/broker-a/1", 2: "broker/broker-b/2", 3: "controller/n0"}
-        for broker_id, name in names.items():
-            # what a thief does: it takes any master, only the true replica is particular
-            tls = node_tls(made, name)
-            group.tls[broker_id] = tls.for_replicas("broker-a")
-            if broker_id != 1:
-                group.tls[broker_id] = dataclasses.replace(tls.for_raft, admits=lambda _: True)
-        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
-        await group.elect(one)
-        one.put(10)
-        for name in (names[2], names[3]):
-            await wait_until(lambda n=name: f"the certificate of {n} may not be" in caplog.text)
-        assert two.readable == three.readable == 0 and one.ha.required_set == {1}
+    nodes(group, made)
+    names = {1: "broker/broker-a/1", 2: "broker/broker-b/2", 3: "controller/n0"}
+    for broker_id, name in names.items():
+        # what a thief does: it takes any master, only the true replica is particular
+        tls = node_tls(made, name)
+        group.tls[broker_id] = tls.for_replicas("broker-a")
+        if broker_id != 1:
+            group.tls[broker_id] = dataclasses.replace(tls.for_raft, admits=lambda _: True)
+    one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+    await group.elect(one)
+    one.put(10)
+    for name in (names[2], names[3]):
+        await until(lambda n=name: f"the certificate of {n} may not be" in caplog.text)
+    assert two.readable == three.readable == 0 and one.ha.required_set == {1}
 
 
 async def test_a_replica_follows_no_master_with_the_certificate_of_another_group(
-    new_group, wait_until, made, caplog
+    group, made, caplog
 ):
     caplog.set_level(logging.WARNING, logger="batonmq.ha")
-    async with new_group() as group:
-        rogue, true = node_tls(made, "broker/broker-b/1"), node_tls(made, "broker/broker-a/2")
-        group.tls[1] = dataclasses.replace(rogue.for_raft, admits=lambda _: True)
-        group.tls[2] = true.for_replicas("broker-a")
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one)
-        one.put(10)
-        await wait_until(lambda: "the certificate of broker/broker-b/1 may not be" in caplog.text)
-        assert two.readable == 0
+    rogue, true = node_tls(made, "broker/broker-b/1"), node_tls(made, "broker/broker-a/2")
+    group.tls[1] = dataclasses.replace(rogue.for_raft, admits=lambda _: True)
+    group.tls[2] = true.for_replicas("broker-a")
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one)
+    one.put(10)
+    await until(lambda: "the certificate of broker/broker-b/1 may not be" in caplog.text)
+    assert two.readable == 0

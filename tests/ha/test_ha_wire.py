@@ -33,7 +33,7 @@ from batonmq.ha.wire import (
     master_handshake_size,
 )
 from batonmq.protocol.errors import RemoteProtocolError
-from tests.ha.cores import identity
+from tests.ha.cores import entries, identity
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "ha-streams.json"
 
@@ -117,7 +117,7 @@ def test_the_master_waits_for_all_16_bytes_of_a_handshake():
     assert handshake == SlaveHandshake(7, async_learner=True) and acks == []
 
 
-def test_more_than_a_thousand_epochs_pass(entries):
+def test_more_than_a_thousand_epochs_pass():
     """Java's connection fails above 1,000."""
     history = entries(*((n, n * 10) for n in range(1, 5_001)))
     frame = encode_master_handshake(60_000, history)
@@ -125,7 +125,7 @@ def test_more_than_a_thousand_epochs_pass(entries):
     assert handshake.entries == history
 
 
-def test_equal_starts_pass(entries):
+def test_equal_starts_pass():
     """R25: an epoch without a write is still an epoch."""
     history = entries((1, 0), (2, 100), (3, 100))
     frame = encode_master_handshake(100, history)

@@ -10,7 +10,7 @@ import pytest
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
-from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, until
+from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, flip, until
 
 RunGroup = Callable[[Callable[[Group], Awaitable[None]]], None]
 
@@ -21,9 +21,7 @@ async def old_volume(
     """The data folder of replica 2 of an earlier cluster of the same names, cut at `end`."""
     earlier = Group(tmp_path / "earlier")
     earlier.segment_size = segment
-    one, two = await earlier.add(1), await earlier.add(2)
-    await earlier.elect(one)
-    await until(lambda: one.ha.in_sync_count == 2)
+    one, two = await earlier.pair()
     one.put(count, body=body)
     await earlier.caught_up(one, two)
     await earlier.close()
@@ -104,9 +102,7 @@ async def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_b
 
 
 async def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(group):
-    one, two = await group.add(1), await group.add(2)
-    await group.elect(one)
-    await until(lambda: one.ha.in_sync_count == 2)
+    one, two = await group.pair()
     one.put(4, body=b"common ")
     await group.caught_up(one, two)
     common = one.store.max_phy_offset
@@ -187,21 +183,9 @@ async def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_agai
     assert two.store.min_phy_offset == 4096 and not two.diverged
 
 
-def flip(node: Node, offset: int) -> None:
-    """A byte rots on the disk of a stopped replica."""
-    (path,) = sorted((node.root / "commitlog").glob("0*"))[:1]
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 4]))
-
-
 @pytest.mark.parametrize("rotten", ["master", "slave"])
 async def test_r47_a_rotten_byte_is_no_other_history(group, rotten):
-    one, two = await group.add(1), await group.add(2)
-    await group.elect(one)
-    await until(lambda: one.ha.in_sync_count == 2)
+    one, two = await group.pair()
     first = one.put(1)
     second = one.put(1)
     await group.caught_up(one, two)
@@ -247,9 +231,7 @@ def classic_life(node: Node, count: int, body: bytes) -> None:
 
 @pytest.mark.parametrize("written", [(3, 5), (0, 0), (0, 5)])
 async def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(group, written):
-    one, two = await group.add(1), await group.add(2)
-    await group.elect(one)
-    await until(lambda: one.ha.in_sync_count == 2)
+    one, two = await group.pair()
     one.put(4)
     await group.caught_up(one, two)
     await one.stop()
