@@ -88,6 +88,7 @@ async def test_r37_a_replica_whose_cut_failed_follows_nobody_and_leads_nothing(g
         await one.start()
         await group.elect(two, 1, 2)
     else:
+        one.ha.dial_now()
         end = two.put(5)
     await until(lambda: one.store.confirm_offset == end == two.store.confirm_offset)
     await group.restart(one)

@@ -700,7 +700,6 @@ def disorder(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.permutations(events))
 
 
-@settings(max_examples=60, deadline=None)
 @given(disorder())
 def test_no_disorder_raises_or_invents_a_time(raw):
     events = read(raw)

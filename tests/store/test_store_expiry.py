@@ -280,7 +280,7 @@ def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed
     assert rig.put(store).queue_offset == 65
 
 
-@pytest.mark.parametrize("recovers", [True, False])
+@pytest.mark.parametrize("recovers", ["by itself", "by an operator", ""])
 def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(rig, recovers):
     """1. Two segments expire, and the first cannot be unlinked. 2. Two more expire. 3. The process
     is killed: a hole would end the log there, and hide all that follows."""
@@ -288,8 +288,10 @@ def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(rig, 
     rig.put_confirmed(store, *[bytes(1000)] * 60)
     store.checkpoints.flush_derived()
     age(rig, 2)
-    with failing(f"unlink {rig.segment()} EBUSY" + " once" * recovers):
+    with failing(f"unlink {rig.segment()} EBUSY" + " once" * bool(recovers)):
         assert store.expirer.clean_expired(manual=True) == 2
+        if recovers == "by an operator":
+            rig.segment().unlink()
         for number in (2, 3):
             os.utime(rig.segment(number), (0, 0))
         assert store.expirer.clean_expired(manual=True) == 2
@@ -297,7 +299,7 @@ def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(rig, 
     store = rig.reopen(store, delete_when="")
     assert not store.trust.reason
     assert rig.read_bodies(store)[-len(kept) :] == kept
-    assert (store.min_phy_offset == 0) is not recovers
+    assert (store.min_phy_offset > 0) == bool(recovers)
 
 
 def test_r45_a_queue_that_cannot_be_read_keeps_no_expired_segment_on_the_disk(rig, caplog):
