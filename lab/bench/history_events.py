@@ -1,8 +1,8 @@
 """`python -m lab.bench.history_events`: epoch_history over generated events, how time and memory
 grow.
 
-For each of `--events` (by default 1 and 10 million) it generates the histories of `--controllers`
-controllers (a million events are about 300 MB a controller) with `--groups` broker groups, runs
+For each of `--events` (by default 1 and 10 million) it writes about so many into the histories of
+`--controllers` controllers, `--groups` broker groups one behind the other, runs
 `python -m batonmq.spark.jobs.epoch_history --no-report` as a process of its own on `--master` with
 `--driver-memory`, and prints the wall time, the processor time and the peak memory of all its
 processes together: driver JVM and Python workers. Files go to `--folder`, and are removed.
@@ -18,13 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from lab.bench.cpu import TreeSampler
-from tests.spark.generated_histories import generate
+from tests.spark.history.history_writer import HistoryWriter, by_chance
 
 MIB = 1 << 20
+EVENTS_AN_INCIDENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,39 @@ class JobCost:
     failovers: int
 
 
+class Lines(list[dict[str, Any]]):
+    """Events that are written at once: ten million are not held."""
+
+    def __init__(self, files: list[IO[str]]) -> None:
+        super().__init__()
+        self._files = files
+
+    def append(self, event: dict[str, Any]) -> None:
+        line = f"{json.dumps(event)}\n"
+        for file in self._files:
+            file.write(line)
+
+
+def write_histories(data: Path, count: int, groups: int, controllers: int) -> None:
+    """The same history of each controller, in `data`."""
+    data.mkdir()
+    with ExitStack() as stack:
+        names = [f"history-n{number}.jsonl" for number in range(controllers)]
+        told = HistoryWriter()
+        told.events = Lines([stack.enter_context((data / name).open("w")) for name in names])
+        for number in range(groups):
+            incidents = count // groups // EVENTS_AN_INCIDENT
+            by_chance(told, f"broker-{number:02d}", number, incidents)
+
+
 def measured(folder: Path, count: int, asked: argparse.Namespace) -> JobCost:
     """Generate, run, measure, remove. Raises RuntimeError if the job fails."""
     data, out = folder / "data", folder / "out"
-    generate(data, count=count, groups=asked.groups, controllers=asked.controllers, days=asked.days)
-    size = sum(path.stat().st_size for path in data.glob("history/*/*.jsonl"))
+    write_histories(data, count, asked.groups, asked.controllers)
+    size = sum(path.stat().st_size for path in data.iterdir())
     command = [
-        sys.executable, "-m", "batonmq.spark.jobs.epoch_history", "--history", f"{data}/history/*",
-        "--stores", f"{data}/stores/*", "--output", str(out), "--no-report", "--json",
+        sys.executable, "-m", "batonmq.spark.jobs.epoch_history", "--history", str(data),
+        "--output", str(out), "--no-report", "--json",
         "--fail-on", "never", "--master", asked.master,
         "--conf", f"spark.driver.memory={asked.driver_memory}",
         "--conf", f"spark.local.dir={folder}/spark",
@@ -82,7 +110,6 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--controllers", type=int, default=1)
-    parser.add_argument("--days", type=float, default=10)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--driver-memory", default="1g")
     parser.add_argument("--folder", help="for the files; default: a temporary one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -123,13 +122,7 @@ class AuditResult:
         return not any(self.count(severity) for severity in SEVERITIES[:2])
 
 
-def _no_step(_: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def run_audit(
-    engine: Engine, request: AuditRequest, plan: AuditPlan, step: Step = _no_step
-) -> AuditResult:
+def run_audit(engine: Engine, request: AuditRequest, plan: AuditPlan, step: Step) -> AuditResult:
     """Audit all groups of the stores. `step` gets the name of each step.
 
     Raises ValueError for a list that cannot be used, OSError.
@@ -154,10 +147,9 @@ def run_audit(
     with step("looking across ranges"):
         if request.acked:
             _define_acked(engine, plan)
-        text = finding_queries.findings(
+        _views(engine, finding_queries.findings(
             acked=bool(request.acked), duplicates=request.duplicates, queues=request.queues
-        )
-        engine.define("findings", text, keep=True)
+        ))  # fmt: skip
         kinds = dicts(engine, _KINDS)
         gravest = f"SELECT {_SHOWN} FROM findings f {_GRAVEST} LIMIT {request.limit}"
         first = dicts(engine, gravest) if request.limit else []

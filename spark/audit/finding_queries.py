@@ -404,7 +404,7 @@ ACKED_VIEWS: Final = {
 }
 #: Views that are read more than once, and are worth keeping.
 KEPT: Final = ("ranged", "messages", "placed", "steps", "unfit", "entries", "placed_pairs",
-               "linked", "link_pairs", "found", "nowhere", "lost")  # fmt: skip
+               "linked", "link_pairs", "found", "nowhere", "lost", "findings")  # fmt: skip
 #: Sets of replicas that findings name.
 SETS: Final = """
     SELECT m_grp AS grp, m_lack AS bits FROM found WHERE m_lack <> 0
@@ -498,8 +498,10 @@ def _of_list() -> Iterator[str]:
     """
 
 
-def findings(*, acked: bool, duplicates: bool, queues: bool) -> str:
-    """All findings: of the stores as such (view `known`), of ranges, and of what crosses them."""
+def findings(*, acked: bool, duplicates: bool, queues: bool) -> dict[str, str]:
+    """Views, of which `findings` has all: of the stores as such (view `known`), of ranges, and of
+    what crosses them. Spark plans many small queries sooner than a large one.
+    """
     parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked)]
     if queues:
         parts += [_steps(acked), *_queues()]
@@ -511,4 +513,6 @@ def findings(*, acked: bool, duplicates: bool, queues: bool) -> str:
     finding = {name: f"u.{name}" for name in COLUMNS}
     finding["replicas"] = "coalesce(u.replicas, r.replicas)"
     columns = ", ".join(f"{value} AS {name}" for name, value in finding.items())
-    return f"SELECT {columns} FROM ({' UNION ALL '.join(parts)}) u CROSS JOIN no_replicas r"
+    views = {f"findings_{number}": part for number, part in enumerate(parts)}
+    every = " UNION ALL ".join(f"SELECT * FROM {name}" for name in views)
+    return views | {"findings": f"SELECT {columns} FROM ({every}) u CROSS JOIN no_replicas r"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Annotated, Final
 
@@ -15,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from batonmq.spark.read.columns import columns_of
-from batonmq.spark.read.storage import Storage, even_parts, files_of, lines_of
+from batonmq.spark.read.storage import TextPart, even_parts, files_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
@@ -73,36 +72,26 @@ ENTRY_SCHEMA: Final = columns_of("""
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one task reads of a list: lines that begin in a part of a file; `end` 0: all of it."""
-
-    storage: Storage
-    path: str
-    begin: int = 0
-    end: int = 0
-
-
-def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
+def plan_lists(patterns: Sequence[str]) -> tuple[list[TextPart], int]:
     """(pieces, bytes of all files). Raises FileNotFoundError if nothing matches, OSError."""
-    pieces: list[Piece] = []
+    pieces: list[TextPart] = []
     size = 0
     for storage, info in files_of(patterns):
         path = str(info.path)
         size += info.size
         if path.endswith(_PACKED):
-            pieces.append(Piece(storage, path))
+            pieces.append(TextPart(storage, path))
         else:
             parts = even_parts(0, info.size, -(-info.size // _PIECE_BYTES))
-            pieces += [Piece(storage, path, begin, end) for begin, end in parts]
+            pieces += [TextPart(storage, path, begin, end) for begin, end in parts]
     return pieces, size
 
 
-def entries_of(piece: Piece) -> Iterator[dict[str, object]]:
+def entries_of(piece: TextPart) -> Iterator[dict[str, object]]:
     """Rows of a piece: its entries up to the first line that is none, which has a fault. Raises
     OSError.
     """
-    for offset, line in lines_of(piece.storage, piece.path, piece.begin, piece.end, _LINE_MAX):
+    for offset, line in piece.lines(_LINE_MAX):
         if not line.strip():
             continue
         try:
@@ -132,16 +121,16 @@ def _entry(line: bytes) -> Entry:
     return entry
 
 
-def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
+def entry_rows(number: int, piece: TextPart) -> Iterator[pa.RecordBatch]:
     """The rows of a piece, which has that number among all. Raises OSError."""
     rows = ({**row, "entry": number << 40 | n} for n, row in enumerate(entries_of(piece), 1))
     while some := list(islice(rows, _ROWS_MAX)):
         yield pa.RecordBatch.from_pylist(some, ENTRY_SCHEMA)
 
 
-def _line_number(piece: Piece, offset: int) -> int:
+def _line_number(piece: TextPart, offset: int) -> int:
     """Of the line at an offset, from 1."""
-    before = lines_of(piece.storage, piece.path, 0, 0, _LINE_MAX)
+    before = TextPart(piece.storage, piece.path).lines(_LINE_MAX)
     # Of a line above the limit more than one piece comes, and the last one has its end.
     return 1 + sum(
         line.endswith(b"\n") for _, line in takewhile(lambda each: each[0] < offset, before)

@@ -13,12 +13,11 @@ import numpy as np
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.selection import HIGH
-from batonmq.spark.read.storage import found
 from batonmq.spark.read.store_facts import (
     StoreFacts,
     StoreFile,
     group_names,
-    read_facts,
+    read_stores,
 )
 
 _WINDOW_BYTES = 8 << 20
@@ -137,15 +136,14 @@ def find_groups(
     `with_tails`: logs are read to their ends. Raises ValueError, StoreError, OSError.
     """
     members: dict[tuple[str, str], list[StoreFacts]] = {}
-    for storage, path in found(patterns):
-        facts = read_facts(storage, path)
+    for facts in read_stores(patterns):
         key = (facts.cluster or "", facts.broker or "")
         if group is not None:
             key = ("", group)
         elif facts.broker is None:
             raise ValueError(
-                f"{path} has no brokerIdentity, so its group is not known: name it with --group; "
-                "then all stores of this call are its replicas"
+                f"{facts.path} has no brokerIdentity, so its group is not known: name it with "
+                "--group; then all stores of this call are its replicas"
             )
         members.setdefault(key, []).append(facts)
     groups = []

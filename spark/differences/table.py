@@ -23,7 +23,7 @@ from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.differences.acked_list import ENTRY_SCHEMA, Piece, entry_rows, plan_lists
+from batonmq.spark.differences.acked_list import ENTRY_SCHEMA, entry_rows, plan_lists
 from batonmq.spark.differences.compare import Held, compare
 from batonmq.spark.differences.log_findings import DIFFERENCES, LogFinding
 from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup, find_groups, log_files
@@ -32,7 +32,7 @@ from batonmq.spark.read.columns import batch_of, binaries, integers_or_null, tex
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties
 from batonmq.spark.read.options import MIB, Options, Positive, by
 from batonmq.spark.read.queues import gather
-from batonmq.spark.read.storage import even_parts, split_paths
+from batonmq.spark.read.storage import TextPart, even_parts, split_paths
 
 
 class AcknowledgedOptions(Options, frozen=True, kw_only=True):
@@ -220,11 +220,11 @@ class AcknowledgedRead:
     def schema(self) -> pa.Schema:
         return ENTRY_SCHEMA
 
-    def plan(self) -> list[tuple[int, Piece]]:
+    def plan(self) -> list[tuple[int, TextPart]]:
         """Raises FileNotFoundError, OSError."""
         return list(enumerate(plan_lists(self.options.paths)[0]))
 
-    def run(self, work: tuple[int, Piece]) -> Iterator[pa.RecordBatch]:
+    def run(self, work: tuple[int, TextPart]) -> Iterator[pa.RecordBatch]:
         return entry_rows(*work)
 
 

@@ -18,8 +18,7 @@ from typing import Final
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.history.story import Story
 from batonmq.spark.history.history_findings import HistoryFinding, finding
-from batonmq.spark.read.storage import COMMA_HINT, found
-from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts, read_facts
+from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
 _CLUSTERS_SHOWN: Final = 20
@@ -28,12 +27,6 @@ _UNTOLD: Final = {
     "epochs_older_than_history": "from before the histories begin",
     "epoch_untold": "that are in no history",
 }
-
-
-def read_stores(paths: Sequence[str]) -> list[StoreFacts]:
-    """Of those stores. Raises OSError, ValueError, StoreError."""
-    hint = COMMA_HINT * (len(paths) > 1)
-    return [read_facts(storage, path, hint) for storage, path in found(paths)]
 
 
 def by_group(stores: Iterable[StoreFacts]) -> dict[str, GroupFiles]:

@@ -47,7 +47,7 @@ from batonmq.spark.history.output_tables import (
 from batonmq.spark.history.overview import Facts, Overview
 from batonmq.spark.history.summary import summarise
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.store_facts import StoreFacts
+from batonmq.spark.read.store_facts import StoreFacts, read_stores
 from batonmq.spark.report.epoch_tables import ROWS_HELD, EpochTables
 from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.steps.result_folder import Results
@@ -185,7 +185,7 @@ def run(
     Raises ValueError and OSError for input that cannot be read.
     """
     plan = inputs.plan
-    stores = epoch_files.read_stores(inputs.stores)
+    stores = read_stores(inputs.stores)
     results.begin()
     seen = Overview()
     with step("reading the histories"):

@@ -22,8 +22,8 @@ from batonmq.history.event import HistoryEvent, checked_event
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.history_table import HistoryRange, events_of, plan_history
-from batonmq.spark.read.storage import Storage, files_of, found
+from batonmq.spark.read.history_table import events_of, plan_history
+from batonmq.spark.read.storage import Storage, TextPart, files_of, found
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
@@ -48,18 +48,14 @@ class Line(NamedTuple):
 class RowGroup:
     """One row group of a Parquet file with columns of table `history`."""
 
+    storage: Storage
     path: str
     number: int
     first_row: int
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What one task reads: a piece of a file of lines, or of Parquet (`rank` -1: in a column)."""
-
-    storage: Storage
-    part: HistoryRange | RowGroup
-    rank: int
+Source = TextPart | RowGroup
+"""What one task reads: a piece of a file of lines, or of Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +75,24 @@ class LinesPlan:
 
     def lines(self, source: Source) -> Iterator[Line | Damage]:
         """The lines of one source, in its order. Raises OSError."""
-        if isinstance(source.part, RowGroup):
-            return _lines_of_rows(source.storage, source.part, self.controllers)
+        if isinstance(source, RowGroup):
+            return _lines_of_rows(source, self.controllers)
+        rank = self.controllers.index(_controller(source))
         return (
-            each
-            if isinstance(each, Damage)
-            else Line(source.rank, each[0], _tamed(each[2]), each[1])
-            for each in events_of(source.storage, source.part)
+            each if isinstance(each, Damage) else Line(rank, each[0], _tamed(each[2]), each[1])
+            for each in events_of(source)
         )
 
 
 def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
     """Of folders with `history-*.jsonl`, or such files, as patterns. Raises OSError, ValueError."""
-    pieces = [
-        (storage, part, controller_of(part.path) or part.path)
-        for storage, path in found(paths)
-        for part in plan_history(storage, [path], split_bytes)
-    ]
-    names = tuple(sorted({name for _, _, name in pieces}))
-    sources = tuple(Source(storage, part, names.index(name)) for storage, part, name in pieces)
-    return LinesPlan(sources, names, sum(part.end - part.begin for _, part, _ in pieces))
+    parts = plan_history(found(paths), split_bytes)
+    names = sorted({_controller(part) for part in parts})
+    return LinesPlan(tuple(parts), tuple(names), sum(part.end - part.begin for part in parts))
+
+
+def _controller(part: TextPart) -> str:
+    return controller_of(part.path) or part.path
 
 
 def plan_parquet(paths: Sequence[str]) -> LinesPlan:
@@ -121,7 +115,7 @@ def plan_parquet(paths: Sequence[str]) -> LinesPlan:
             names |= _controllers(file)
             first = 0
             for number in range(file.num_row_groups):
-                sources.append(Source(storage, RowGroup(info.path, number, first), -1))
+                sources.append(RowGroup(storage, info.path, number, first))
                 first += file.metadata.row_group(number).num_rows
     if not sources and not size:
         raise ValueError(must.format("no Parquet files are there"))
@@ -151,12 +145,10 @@ def _tamed(event: HistoryEvent) -> HistoryEvent:
     return event
 
 
-def _lines_of_rows(
-    storage: Storage, part: RowGroup, controllers: Sequence[str]
-) -> Iterator[Line | Damage]:
+def _lines_of_rows(part: RowGroup, controllers: Sequence[str]) -> Iterator[Line | Damage]:
     ranks = {name: rank for rank, name in enumerate(controllers)}
     encode = msgspec.json.Encoder().encode
-    with storage.file_system.open_input_file(part.path) as opened:
+    with part.storage.file_system.open_input_file(part.path) as opened:
         file = pq.ParquetFile(opened)
         here = set(file.schema_arrow.names)
         fields = {column.name: column.field for column in HISTORY_COLUMNS if column.name in here}

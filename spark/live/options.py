@@ -4,6 +4,7 @@ Free of Spark.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Self
 
@@ -12,28 +13,23 @@ from msgspec import Meta
 
 from batonmq.auth.given import KEY_VARIABLES, credentials_of, made_of, tls_in_environment
 from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
+from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.runtime.tls import ClientTls, client_context
 from batonmq.spark.read.options import (
     MIB,
     DurationMs,
-    Group,
-    NameServers,
     Narrowed,
     Options,
     Positive,
-    Topics,
     Words,
     by,
-    read_addresses,
     read_truth,
+    read_words,
 )
 from batonmq.spark.read.storage import locate
 
-_NO_CONTROLLERS: Final = (
-    "no controllers: a stream of table=history is read from those of the cluster; name their "
-    "remoting addresses, host:port by commas"
-)
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "passOverSilentGroups"
@@ -64,6 +60,26 @@ def _folder(text: str) -> str:
     )
 
 
+def _addresses(text: str) -> tuple[str, ...]:
+    """host:port by commas or semicolons, or a JSON list."""
+    is_list = re.match(r'\[\s*"', text)  # a bracket alone may begin an address of IPv6
+    return parse_addresses(read_words(text) if is_list else text)
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    found = read_words(text)
+    for topic in found:
+        if problem := topic_problem(topic):
+            raise ValueError(problem)
+    return found
+
+
+def _group(text: str) -> str:
+    if problem := group_problem(text):
+        raise ValueError(problem)
+    return text
+
+
 class _Hidden(str):
     """A text that no `repr` shows."""
 
@@ -74,7 +90,16 @@ class _Hidden(str):
 
 
 Secret = Annotated[str, by(_Hidden)]
-
+_NO_SERVERS: Final = "no nameServers: name those of the cluster, host:port by commas"
+NameServers = Annotated[tuple[str, ...], by(_addresses, _NO_SERVERS)]
+_NO_CONTROLLERS: Final = (
+    "no controllers: a stream of table=history is read from those of the cluster; name their "
+    "remoting addresses, host:port by commas"
+)
+Controllers = Annotated[tuple[str, ...], by(_addresses, _NO_CONTROLLERS)]
+_NO_TOPIC: Final = "no topic: name one or several, by commas, as option topic"
+Topics = Annotated[tuple[str, ...], by(_topics, _NO_TOPIC)]
+Group = Annotated[str, by(_group)]
 
 _OF_TLS: Final = ("tlsenable", "trustcertpath", "certpath")
 """Options that say whether and by which files. The others alone turn nothing on, so they must not
@@ -176,7 +201,7 @@ class TopicOptions(Narrowed, frozen=True, kw_only=True):
 class HistoryOptions(Options, frozen=True):
     """The options of a stream of `table=history`. Counts are events."""
 
-    controllers: Annotated[tuple[str, ...], by(read_addresses, _NO_CONTROLLERS)]
+    controllers: Controllers
     table: str = "history"
     columns: Words = ()
     events_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=10_000)

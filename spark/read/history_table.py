@@ -7,7 +7,6 @@ only. Free of Spark.
 import codecs
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +19,7 @@ from batonmq.history.event import TIMES, HistoryEvent, checked_event
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.storage import Storage, even_parts, lines_of
+from batonmq.spark.read.storage import Storage, TextPart, even_parts
 
 _BATCH_BYTES: Final = 4 << 20
 _FIELDS: Final = pa.schema(
@@ -30,22 +29,13 @@ _FIELDS: Final = pa.schema(
 _DEFAULTS: Final = {each.name: each.default for each in fields(HistoryEvent) if not each.required}
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRange:
-    """Lines that begin in [begin, end) of a file."""
+def plan_history(places: Iterable[tuple[Storage, str]], size_bytes: int) -> list[TextPart]:
+    """Parts of all history files; a place may be a file or a folder that holds `history-*.jsonl`.
 
-    path: str
-    begin: int
-    end: int
-
-
-def plan_history(storage: Storage, paths: list[str], size_bytes: int) -> list[HistoryRange]:
-    """Ranges of all history files; a path may be a file or a folder that holds `history-*.jsonl`.
-
-    Raises OSError if a path holds none.
+    Raises OSError if it holds none.
     """
-    ranges: list[HistoryRange] = []
-    for path in paths:
+    found: list[TextPart] = []
+    for storage, path in places:
         files = [path]
         if not path.endswith(".jsonl"):
             children = storage.children(path)
@@ -56,22 +46,20 @@ def plan_history(storage: Storage, paths: list[str], size_bytes: int) -> list[Hi
             with storage.open(name) as file:
                 size = file.size
             parts = even_parts(0, size, max(1, -(-size // size_bytes)))
-            ranges += [HistoryRange(name, begin, end) for begin, end in parts]
-    return ranges
+            found += [TextPart(storage, name, begin, end) for begin, end in parts]
+    return found
 
 
-def events_of(
-    storage: Storage, part: HistoryRange
-) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
+def events_of(part: TextPart) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
     """(offset, line without its end, event), and lines that are none. Raises OSError.
 
     A last line without its end is being written, or was torn by a crash: it is not there.
     """
-    return _checked(part, lines_of(storage, part.path, part.begin, part.end))
+    return _checked(part, part.lines())
 
 
 def _checked(
-    part: HistoryRange, lines: Iterable[tuple[int, bytes]]
+    part: TextPart, lines: Iterable[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
     for offset, line in lines:
         if line.endswith(b"\n"):
@@ -81,13 +69,11 @@ def _checked(
                 yield Damage(part.path, offset, len(line), f"no event: {error}", in_log=False)
 
 
-def read_history(
-    storage: Storage, wanted: HistoryRange, schema: pa.Schema
-) -> Iterator[pa.RecordBatch | Damage]:
+def read_history(wanted: TextPart, schema: pa.Schema) -> Iterator[pa.RecordBatch | Damage]:
     """Batches of events, and lines that are none. Raises OSError."""
     path = wanted.path
     where = {"file": path, "controller": controller_of(path.rpartition("/")[2])}
-    for begin, text in lines_of(storage, path, wanted.begin, wanted.end, at_once=_BATCH_BYTES):
+    for begin, text in wanted.lines(at_once=_BATCH_BYTES):
         text = text[: text.rfind(b"\n") + 1]
         ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
         places = begin + np.concatenate(([0], ends))[:-1]

@@ -12,11 +12,8 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 from msgspec import Meta, inspect
 
-from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.records.codec import FIXED_SIZE_V1
-from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.runtime.clock import UNITS_MS
-from batonmq.runtime.settings import nearest
 from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode
 from batonmq.spark.read.selection import HIGH, LOW, Bound, Selection, Span, parse_bound
@@ -43,6 +40,8 @@ class Options(msgspec.Struct, frozen=True, rename="camel"):
         names = sorted(cls._names(), key=str.lower)
         unknown = sorted(set(given) - {name.lower() for name in names})
         if unknown:
+            from batonmq.runtime.settings import nearest  # every task imports this module
+
             near = nearest(unknown[0], names)
             raise ValueError(
                 f"unknown option {', '.join(unknown)} for {cls.what()}"
@@ -157,30 +156,6 @@ def _time_ms(text: str) -> int:
     return -(-round(zoned.timestamp() * 1_000_000) // 1000)
 
 
-def read_addresses(text: str) -> tuple[str, ...]:
-    """host:port by commas or semicolons, or a JSON list."""
-    found = read_words(text) if text.startswith("[") else parse_addresses(text)
-    for address in found:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"{address!r} is not host:port")
-    return tuple(found)
-
-
-def _topics(text: str) -> tuple[str, ...]:
-    found = read_words(text)
-    for topic in found:
-        if problem := topic_problem(topic):
-            raise ValueError(problem)
-    return found
-
-
-def _group(text: str) -> str:
-    if problem := group_problem(text):
-        raise ValueError(problem)
-    return text
-
-
 def _tags(text: str) -> tuple[str, ...]:
     """Tags by commas or, as in subscriptions, by `||`."""
     if text == "*":
@@ -222,11 +197,6 @@ Words = Annotated[tuple[str, ...], by(read_words)]
 DurationMs = Annotated[int, by(lambda text: span_ms(f"{text}ms" if text.isdecimal() else text))]
 TimeMs = Annotated[int | None, by(_time_ms)]
 """Ms since 1970, or ISO 8601 (UTC unless it has a zone)."""
-_NO_SERVERS: Final = "no nameServers: name those of the cluster, host:port by commas"
-NameServers = Annotated[tuple[str, ...], by(read_addresses, _NO_SERVERS)]
-_NO_TOPIC: Final = "no topic: name one or several, by commas, as option topic"
-Topics = Annotated[tuple[str, ...], by(_topics, _NO_TOPIC)]
-Group = Annotated[str, by(_group)]
 Positive = Annotated[int, Meta(ge=1)]
 
 _OF_QUEUES: Final = ("topic", "topicPattern", "queueId")

@@ -7,22 +7,20 @@ Free of Spark.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 
 from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.damage import Damage, DamageCount, Mode, settle
-from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
+from batonmq.spark.read.history_table import plan_history, read_history
 from batonmq.spark.read.log_range import LogRange
 from batonmq.spark.read.log_table import plan_ranges, read_range
 from batonmq.spark.read.options import NARROWING, ReadOptions
 from batonmq.spark.read.queues import QueuePiece, plan_pieces
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.storage import COMMA_HINT, Storage, found
-from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts
+from batonmq.spark.read.storage import TextPart, found
+from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_stores
 from batonmq.spark.read.store_tables import (
     IndexPiece,
     epochs_damage,
@@ -43,7 +41,7 @@ Items = Iterator[pa.RecordBatch | Damage]
 _READERS: Final[dict[type, Any]] = {
     LogRange: read_range, QueuePiece: read_queue_piece, IndexPiece: read_index
 }  # fmt: skip
-Part = LogRange | Damage | QueuePiece | IndexPiece | HistoryRange | StoreFacts
+Part = LogRange | Damage | QueuePiece | IndexPiece | TextPart | StoreFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class Work:
     """One partition: what to read of the store `facts`; None where a part names its own."""
 
     number: int
-    storage: Storage
     facts: StoreFacts | None
     parts: tuple[Part, ...]
 
@@ -71,12 +68,7 @@ class Read:
 
     def plan(self) -> list[Work]:
         """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
-        pieces = (
-            (storage, *piece)
-            for storage, places in groupby(found(self.options.paths), itemgetter(0))
-            for piece in self._plan(storage, [path for _, path in places])
-        )
-        plan = [Work(number, *piece) for number, piece in enumerate(pieces)]
+        plan = [Work(number, *piece) for number, piece in enumerate(self._plan())]
         ranges = (part for work in plan for part in work.parts if isinstance(part, LogRange))
         size = sum(part.end - part.begin for part in ranges)
         if size >= _LARGE_BYTES and self.options.selection == Selection():
@@ -88,38 +80,31 @@ class Read:
             )
         return plan
 
-    def _plan(
-        self, storage: Storage, paths: list[str]
-    ) -> Iterator[tuple[StoreFacts | None, tuple[Part, ...]]]:
+    def _plan(self) -> Iterator[tuple[StoreFacts | None, tuple[Part, ...]]]:
         options = self.options
         if options.table == "history":
-            for lines in plan_history(storage, paths, options.split_bytes):
+            for lines in plan_history(found(options.paths), options.split_bytes):
                 yield None, (lines,)
             return
-        stores = [self._facts(storage, path) for path in paths]
+        stores = read_stores(options.paths)
         if options.table in ("epochs", "offsets"):
             for at in range(0, len(stores), _STORES_PER_PIECE):
                 yield None, tuple(stores[at : at + _STORES_PER_PIECE])
             return
         for facts in stores:
-            if facts.epochs_fault:  # in the rows the epoch is null
-                yield facts, (epochs_damage(facts),)
+            if facts.epochs_fault:
+                if options.mode is Mode.FAILFAST:
+                    raise StoreError(
+                        f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get "
+                        "the rows without their epochs"
+                    )
+                yield facts, (epochs_damage(facts),)  # in the rows the epoch is null
             if options.table == "consumequeue":
                 yield from ((facts, parts) for parts in plan_pieces(facts, options))
                 continue
             plan = plan_index if options.table == "index" else plan_ranges
             for part in plan(facts, options):
                 yield facts, (part,)
-
-    def _facts(self, storage: Storage, path: str) -> StoreFacts:
-        facts = read_facts(storage, path, COMMA_HINT * (len(self.options.paths) > 1))
-        needs_epochs = self.options.table not in ("epochs", "offsets")
-        if facts.epochs_fault and needs_epochs and self.options.mode is Mode.FAILFAST:
-            raise StoreError(
-                f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "
-                "without their epochs"
-            )
-        return facts
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
@@ -141,8 +126,8 @@ class Read:
     def _items(self, work: Work, part: Part, schema: pa.Schema) -> Items:
         if isinstance(part, Damage):
             return iter([part])
-        if isinstance(part, HistoryRange):
-            return read_history(work.storage, part, schema)
+        if isinstance(part, TextPart):
+            return read_history(part, schema)
         if isinstance(part, StoreFacts):
             read = read_offsets if self.options.table == "offsets" else read_epochs
             return read(part, self.options, schema)

@@ -222,34 +222,41 @@ def files_of(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
                 yield storage, each
 
 
-def lines_of(
-    storage: Storage, path: str, begin: int, end: int, size_max: int = -1, at_once: int = 0
-) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the lines that begin in [begin, end) of a file; `end` 0: of all of it, and
-    it may be packed. Of a line above `size_max` the beginning. `at_once`: yields blocks of whole
-    lines, of about so many bytes each.
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The lines of a file that begin in [begin, end); `end` 0: all of it, and it may be packed."""
 
-    Raises OSError, also for a file that is shorter than `end`.
-    """
-    system = storage.file_system
-    opened = system.open_input_file if end else system.open_input_stream  # this one unpacks
-    with io.BufferedReader(opened(path), _BUFFER_BYTES) as file:
-        at = begin
-        if at:  # the line that holds the byte before belongs to the part before
-            file.seek(at - 1)
-            at += len(file.readline()) - 1
-        while at < end or not end:
-            size = min(at_once, end - at) if end else at_once
-            text = file.read(size - 1) if at_once else b""
-            text += file.readline(size_max)
-            if not text:
-                break
-            yield at, text
-            at += len(text)
-    if at < end:  # without an error the missing lines would seem to have no fault
-        raise OSError(
-            f"{path} ends at {at}, {end} bytes were listed: it was replaced meanwhile; read again"
-        )
+    storage: Storage
+    path: str
+    begin: int = 0
+    end: int = 0
+
+    def lines(self, size_max: int = -1, at_once: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(offset, line); of a line above `size_max` the beginning. `at_once`: blocks of whole
+        lines, of about so many bytes each.
+
+        Raises OSError, also for a file that is shorter than `end`.
+        """
+        end, system = self.end, self.storage.file_system
+        opened = system.open_input_file if end else system.open_input_stream  # this one unpacks
+        with io.BufferedReader(opened(self.path), _BUFFER_BYTES) as file:
+            at = self.begin
+            if at:  # the line that holds the byte before belongs to the part before
+                file.seek(at - 1)
+                at += len(file.readline()) - 1
+            while at < end or not end:
+                size = min(at_once, end - at) if end else at_once
+                text = file.read(size - 1) if at_once else b""
+                text += file.readline(size_max)
+                if not text:
+                    break
+                yield at, text
+                at += len(text)
+        if at < end:  # without an error the missing lines would seem to have no fault
+            raise OSError(
+                f"{self.path} ends at {at}, {end} bytes were listed: it was replaced meanwhile; "
+                "read again"
+            )
 
 
 def _local_path(uri: str) -> str:

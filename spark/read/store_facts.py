@@ -23,7 +23,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.columns import integers_or_null
-from batonmq.spark.read.storage import LOCAL, Storage
+from batonmq.spark.read.storage import COMMA_HINT, LOCAL, Storage, found
 
 NAME_DIGITS: Final = 20
 EPOCH_FILE: Final = "epochFileCheckpoint"
@@ -107,8 +107,15 @@ class StoreFacts:
         return integers_or_null(*self.epoch_of(offsets), pa.int64())
 
 
-def read_facts(storage: Storage, path: str, hint: str = "") -> StoreFacts:
-    """The facts of the store in folder `path`. Raises StoreError; what is no store has the hint."""
+def read_stores(patterns: Sequence[str]) -> list[StoreFacts]:
+    """Of the stores that paths and patterns mean. Raises StoreError for what is none, OSError,
+    ValueError."""
+    hint = COMMA_HINT * (len(patterns) > 1)
+    return [_read_facts(*place, hint) for place in list(found(patterns))]
+
+
+def _read_facts(storage: Storage, path: str, hint: str) -> StoreFacts:
+    """Of the store in folder `path`; what is said of none ends with the hint."""
     if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
         raise StoreError(
             f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder that "

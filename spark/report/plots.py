@@ -40,6 +40,7 @@ NOTHING: Final = "#b7cfd9"
 ROW_PX: Final = 34
 _NOTE_PX: Final = 14
 _LABEL_MOST: Final = 24
+_STEPS_MOST: Final = 7
 
 
 def series_colour(index: int) -> str:
@@ -111,11 +112,11 @@ def duration_axis(longest_ms: float) -> dict[str, Any]:
     )
 
 
-def round_steps(longest_ms: float, most: int = 7) -> list[int]:
-    """Round durations from 0 to at least `longest_ms`."""
-    step = next((each for each in ROUND_MS if longest_ms / each <= most), 0)
+def round_steps(longest_ms: float) -> list[int]:
+    """A few round durations from 0 to at least `longest_ms`."""
+    step = next((each for each in ROUND_MS if longest_ms / each <= _STEPS_MOST), 0)
     if not step:
-        step = ROUND_MS[-1] * math.ceil(longest_ms / most / ROUND_MS[-1])
+        step = ROUND_MS[-1] * math.ceil(longest_ms / _STEPS_MOST / ROUND_MS[-1])
     return [n * step for n in range(math.ceil(longest_ms / step) + 1)]
 
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batonmq.spark.read.storage import found
-from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts
+from batonmq.spark.read.store_facts import StoreFacts, group_names, read_stores
 from batonmq.spark.stats import stats_queries
 from batonmq.spark.steps.result_folder import Results, own_version
 from batonmq.spark.steps.sql import Engine, Step, dicts
@@ -55,15 +54,14 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> list
     matches one; StoreError for what is no store, or cannot be parsed.
     """
     groups: dict[tuple[str, str], list[tuple[StoreFacts, int]]] = {}
-    for storage, path in found(patterns):
-        facts = read_facts(storage, path)
+    for facts in read_stores(patterns):
         files = facts.log_files()
         if files and not unconfirmed:
             facts.confirmed_end()  # that there is one
         size = sum(file.size for file in files)
         if files and not unconfirmed:
             size = max(0, (facts.confirm_offset or 0) - files[0].start)
-        group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
+        group = (facts.cluster or "", facts.broker) if facts.broker else ("", facts.path)
         groups.setdefault(group, []).append((facts, size))
     chosen = []
     for group, name in sorted(group_names(groups).items()):

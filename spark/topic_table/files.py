@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ class TaskReport(msgspec.Struct):
         self.newest_us = max(self.newest_us, other.newest_us)
 
 
-class FilePlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FilePlan:
     """Where the rows of a batch go: `below` the folder of the table."""
 
     rows: RowPlan

@@ -124,8 +124,7 @@ def prove(
 
 def _row_plan(table: TopicTable, about: About) -> RowPlan:
     fields = [pa.field(each.name, plain(each.type)) for each in table.fields()]
-    bodies = msgspec.convert(about.bodies, Bodies)
-    return RowPlan.of(bodies, fields)
+    return RowPlan(msgspec.convert(about.bodies, Bodies), pa.schema(fields))
 
 
 def _read_of(topic: str, groups: Sequence[ReplicaGroup]) -> Read:

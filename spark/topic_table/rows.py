@@ -7,13 +7,13 @@ cannot be read is in `_body`, with the reason in `_error`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
-from batonmq.spark.read.columns import columns_of
+from batonmq.spark.read.columns import batch_of, columns_of
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.fields import (
     NAME,
@@ -42,33 +42,22 @@ Fresh = dict[str, set[str]]
 """Fields without a column, with the types of their values."""
 
 
-class RowPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RowPlan:
     """What rows are made of; it travels to the tasks.
 
-    `columns`: of fields, an Arrow schema as IPC has it. `infers`: new fields may become columns, as
-    long as there are fewer than `columns_max`.
+    `fields`: the columns of the records' fields. `infers`: new fields may become columns, as long
+    as there are fewer than `columns_max`.
     """
 
     bodies: Bodies
-    columns: bytes
+    fields: pa.Schema
     infers: bool = False
     columns_max: int = 0
-
-    @classmethod
-    def of(cls, bodies: Bodies, fields: Iterable[pa.Field], **more: Any) -> RowPlan:
-        return cls(bodies, pa.schema(fields).serialize().to_pybytes(), **more)
-
-    @property
-    def fields(self) -> pa.Schema:
-        return pa.ipc.read_schema(pa.py_buffer(self.columns))
 
     @property
     def schema(self) -> pa.Schema:
         return pa.schema([*OWN, *self.fields])
-
-    def with_fields(self, more: Sequence[pa.Field]) -> RowPlan:
-        given = {"infers": self.infers, "columns_max": self.columns_max}
-        return RowPlan.of(self.bodies, [*self.fields, *more], **given)
 
 
 def new_columns(plan: RowPlan, fresh: Mapping[str, set[str]]) -> list[pa.Field]:
@@ -97,7 +86,7 @@ class RowMaker:
         self._fits = {field.name: fitting(field.type) for field in self._fields}
         self._folded = {name.casefold() for name in self._fits}
 
-    def rows(self, messages: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """A row for each message, in order."""
         bodies = messages.column("body").to_pylist()
         columns = {name: [None] * len(bodies) for name in self._fits}
@@ -118,11 +107,9 @@ class RowMaker:
                 kept[at] = body
             for name, value in values:
                 columns[name][at] = value
-        made = [_own(messages, name) for name in MESSAGE]
-        made += [pa.array(rest, pa.string()), pa.array(errors, pa.string())]
-        made.append(pa.array(kept, pa.binary()))
-        made += [pa.array(columns[field.name], field.type) for field in self._fields]
-        return pa.RecordBatch.from_arrays(made, schema=self._plan.schema)
+        own = {name: messages.column(of) for name, of in MESSAGE.items()}
+        own |= {"_rest": rest, "_error": errors, "_body": kept}
+        return batch_of(self._plan.schema, len(bodies), own | columns)
 
     def _place(self, found: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
         """The values of columns, and what has none."""
@@ -168,14 +155,6 @@ class RowMaker:
                     kind = self._fields.field(name).type
                     shown[name] = pa.array([value], kind).to_pylist()[0]
             yield json.dumps(shown, default=repr, sort_keys=True)
-
-
-def _own(messages: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
-    kind = OWN.field(name).type
-    column = messages.column(MESSAGE[name])
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return column if column.type == kind else column.cast(kind)
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -130,9 +130,9 @@ class TopicStream(TableStream):
         more = [each for each in wanted if each.name not in has]
         if about is not None and more:
             table.add(more)
-        fields = [*map(pa.field, has, has.values()), *more]
+        fields = pa.schema([*has.items(), *more])
         infers = given is None and plan.bodies.form == JSON
-        return RowPlan.of(plan.bodies, fields, infers=infers, columns_max=plan.columns_max)
+        return RowPlan(plan.bodies, fields, infers, plan.columns_max)
 
     def _check_checkpoint(self) -> None:
         table, stream = self._table, self._stream_id()
@@ -194,7 +194,7 @@ class TopicStream(TableStream):
         if self._rows.infers and (made := new_columns(self._rows, report.fresh)):
             self._report(f"new columns: {', '.join(f'{each.name} {each.type}' for each in made)}")
             self._table.add(made)
-            self._rows = self._rows.with_fields(made)
+            self._rows = replace(self._rows, fields=pa.schema([*self._rows.fields, *made]))
             self._remove(report)
             report = self._write(batch)
             # A commit fails if another one came behind the state that was asked for last.

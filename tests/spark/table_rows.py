@@ -1,18 +1,30 @@
-"""Reads a table without Spark, and tells good rows from damage."""
+"""Reads tables and topics without Spark, and tells good rows from damage."""
 
 from pathlib import Path
 
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 
 
 def read(path, **options):
     """All rows of a table."""
-    work = Read(ReadOptions.from_mapping({"path": str(path), **options}))
+    return taken(Read(ReadOptions.from_mapping({"path": str(path), **options})))
+
+
+def topic(options):
+    """All rows of a batch read of topics."""
+    return taken(TopicRead(TopicOptions.from_mapping(options, streaming=False)))
+
+
+def taken(read, plan=None):
+    """The rows of a read, or of some of its work."""
     rows = []
-    for batch in (batch for each in work.plan() for batch in work.run(each)):
+    plan = read.plan() if plan is None else plan
+    for batch in (batch for work in plan for batch in read.run(work)):
         batch.validate(full=True)
-        assert batch.schema == work.schema
+        assert batch.schema == read.schema
         rows += batch.to_pylist()
     return rows
 

@@ -14,10 +14,9 @@ from batonmq.history.file import HistoryFile
 from batonmq.spark.read import history_table
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.damage import Damage, DamagedFile
-from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
-from batonmq.spark.read.storage import Storage
+from batonmq.spark.read.history_table import plan_history, read_history
+from batonmq.spark.read.storage import LOCAL, TextPart
+from tests.spark.table_rows import read
 
 SCHEMA = TABLES["history"]
 TIMES = {
@@ -89,8 +88,7 @@ def expected(event):
 
 def read_all(path):
     """Batches and damage of a file, read as one range."""
-    wanted = HistoryRange(str(path), 0, path.stat().st_size)
-    return list(read_history(Storage(""), wanted, SCHEMA))
+    return list(read_history(TextPart(LOCAL, str(path), 0, path.stat().st_size), SCHEMA))
 
 
 def rows_of(items):
@@ -108,7 +106,7 @@ def write(path, events, **limits):
 def test_a_file_that_was_empty_when_it_was_planned_is_read(tmp_path):
     path = tmp_path / "history-n0.jsonl"
     write(path, EVENTS)
-    items = list(read_history(Storage(""), HistoryRange(str(path), 0, 0), SCHEMA))
+    items = list(read_history(TextPart(LOCAL, str(path)), SCHEMA))
     assert rows_of(items) == [expected(each) for each in EVENTS]
 
 
@@ -135,14 +133,13 @@ def test_rotated_files_of_several_controllers(tmp_path):
     write(tmp_path / "history-n1.jsonl", events[:5])
     (tmp_path / "other.jsonl").write_text("no history\n")
     assert len(list(tmp_path.glob("history-n0.0*.jsonl"))) > 1
-    read = Read(ReadOptions.from_mapping({"path": str(tmp_path), "table": "history"}))
-    rows = [row for w in read.plan() for b in read.run(w) for row in b.to_pylist()]
+    rows = read(tmp_path, table="history")
     of_n0 = sorted(row["raft_index"] for row in rows if row["controller"] == "n0")
     assert of_n0 == list(range(1, 30))
     assert sum(row["controller"] == "n1" for row in rows) == 5
     with pytest.raises(FileNotFoundError, match=r"history-<controller>\.jsonl"):
         (tmp_path / "empty").mkdir()
-        plan_history(Storage(""), [str(tmp_path / "empty")], 1000)
+        plan_history([(LOCAL, str(tmp_path / "empty"))], 1000)
 
 
 @pytest.mark.parametrize("split_bytes", [29, 1000, 100_000])
@@ -152,8 +149,8 @@ def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, ba
     events = [event(index, reason="x" * (index % 150)) for index in range(1, 40)]
     path = tmp_path / "history-n0.jsonl"
     write(path, events)
-    ranges = plan_history(Storage(""), [str(path)], split_bytes)
-    rows = [rows_of(read_history(Storage(""), each, SCHEMA)) for each in ranges]
+    ranges = plan_history([(LOCAL, str(path))], split_bytes)
+    rows = [rows_of(read_history(each, SCHEMA)) for each in ranges]
     assert [row for part in rows for row in part] == [expected(each) for each in events]
 
 
@@ -161,10 +158,10 @@ def test_a_file_that_another_replaced_since_it_was_listed_fails_by_its_name(tmp_
     """A controller begins a file of the same name when one is full."""
     path = tmp_path / "history-n0.jsonl"
     write(path, EVENTS)
-    (wanted,) = plan_history(Storage(""), [str(path)], 1 << 20)
+    (wanted,) = plan_history([(LOCAL, str(path))], 1 << 20)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(OSError, match=r"history-n0\.jsonl ends at \d+, \d+ bytes were listed"):
-        list(read_history(Storage(""), wanted, SCHEMA))
+        list(read_history(wanted, SCHEMA))
 
 
 def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
@@ -181,9 +178,8 @@ def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
         len(lines[0] + bad[0] + lines[1]),
         len(lines[0] + bad[0] + lines[1] + bad[1]),
     ]
-    read = Read(ReadOptions.from_mapping({"path": str(path), "table": "history"}))
     with pytest.raises(DamagedFile, match=r"history-n0\.jsonl: no event"):
-        list(read.run(read.plan()[0]))
+        read(path, table="history")
 
 
 @pytest.mark.parametrize(

@@ -200,23 +200,6 @@ def test_a_forged_record_in_a_body_at_a_split_is_reported(log_files):
     assert damaged[0][0] == inner_at  # behind it the next range finds the rest of the body
 
 
-def test_hosts_topics_and_keys_of_a_large_window():
-    """Many records of both layouts, so that every vectorised path has several rows."""
-    data = b""
-    for number in range(500):
-        data += message(
-            len(data),
-            number=number,
-            topic=b"T%d" % (number % 3) if number % 7 else b"L" * 140,
-            born_host=HOST_V6 if number % 2 else HOST_V4,
-            properties=b"KEYS\x01k%d\x02TAGS\x01%d\x02" % (number, number % 4),
-            append_prop_crc=number % 5 > 0,
-        )
-    starts, rows = rows_of(data)
-    assert len(rows) == 500
-    assert [row_of(row) for row in rows] == [plain_row(data, at) for at in starts]
-
-
 def test_only_what_is_asked_for_is_built():
     data = message(0)
     records, _ = locate(data, chain(data, 0, len(data))[0])

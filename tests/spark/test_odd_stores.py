@@ -1,6 +1,5 @@
 """Stores as found after an accident: nothing is left out in silence, nothing is made up."""
 
-import json
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.spark.log_files import (
     row_of,
     write_checkpoint,
     write_index,
-    write_queue,
 )
 from tests.spark.table_rows import read, told
 
@@ -126,21 +124,6 @@ def test_files_with_exchanged_names_are_damage_each(four):
     assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 24576]
 
 
-def test_zeros_in_the_middle_and_two_bad_bytes_far_apart(four):
-    path, offsets = four
-    with file_of(path, 0).open("r+b") as file:
-        file.seek(offsets[2] + 10)
-        file.write(bytes(1500))  # into the next one
-    for hit in (8192 + 700, 24576 + 700):
-        with file_of(path, hit - hit % 8192).open("r+b") as file:
-            file.seek(hit % 8192)
-            file.write(b"\xff")
-    good, bad = told(read(path, mode="PERMISSIVE"))
-    assert [offset for _, offset, _ in bad] == [offsets[2], 8192, 24576]
-    lost = {2, 3, offsets.index(8192), offsets.index(24576)}
-    assert good == [n for n in range(len(offsets)) if n not in lost]
-
-
 def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
     """Its time is not believed: files are then chosen by no time at all."""
     path, offsets = four
@@ -241,83 +224,6 @@ def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(fo
         last.write_bytes(raw)
         seen += [row["queue_offset"] for b in work.run(each) for row in b.to_pylist()]
     assert seen == list(range(20))
-
-
-@pytest.fixture
-def queue(tmp_path):
-    """A store with one queue of 30 units over three files of ten; the last file holds five more."""
-    root = tmp_path / "store"
-    units = [(100 * n, 100, 7) for n in range(25)] + [bytes(20)] * 5
-    for start in range(3):
-        write_queue(root, *units[start * 10 : start * 10 + 10], start=start * 200)
-    write_checkpoint(root, 9999)
-    return root
-
-
-def queue_file(root, start):
-    return root / "consumequeue" / "T" / "0" / f"{start:020d}"
-
-
-@pytest.mark.parametrize("unit", range(10))
-@pytest.mark.parametrize("start", [0, 200])
-def test_zeros_anywhere_in_a_queue_do_not_hide_what_follows(queue, start, unit):
-    raw = bytearray(queue_file(queue, start).read_bytes())
-    raw[unit * 20 : unit * 20 + 20] = bytes(20)
-    queue_file(queue, start).write_bytes(raw)
-    rows = read(queue, table="consumequeue", mode="PERMISSIVE")
-    good, bad = told(rows)
-    at = start // 20 + unit
-    assert good == [n for n in range(25) if n != at]
-    assert bad == [(f"{start:020d}", at * 20, 20)]
-
-
-@pytest.mark.parametrize("unit", range(4))
-def test_zeros_in_the_last_file_of_a_queue(queue, unit):
-    raw = bytearray(queue_file(queue, 400).read_bytes())
-    raw[unit * 20 : unit * 20 + 20] = bytes(20)
-    queue_file(queue, 400).write_bytes(raw)
-    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
-    assert good == [n for n in range(25) if n != 20 + unit] and len(bad) == 1
-
-
-def test_a_missing_or_short_file_of_a_queue_is_damage(queue):
-    with queue_file(queue, 200).open("r+b") as file:
-        file.truncate(70)  # three units and a half
-    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
-    assert good == [*range(13), *range(20, 25)]
-    assert bad == [(f"{200:020d}", 260, 140)]
-    queue_file(queue, 200).unlink()
-    with pytest.raises(DamagedFile, match=r"no file of queue T 0 .*200 "):
-        read(queue, table="consumequeue")
-    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
-    assert good == [*range(10), *range(20, 25)] and bad == [(f"{200:020d}", 200, 200)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"offsetTable":{"T@g":{"99999999999":1}}}',
-        '{"offsetTable":{"T@g":{0:99999999999999999999}}}',
-        '{"offsetTable":{"T@g":{"\\u00b2":1}}}',
-        '{"offsetTable":{"T@g":{0:true}}}',
-        '{"offsetTable":[]}',
-        '{"offsetTable":{"T@g":{"0":-9223372036854775808}}}',
-        "[" * 100_000,
-        '{"offsetTable":{"T@g":{0:1}',
-        "\0\0\0\0",
-    ],
-)
-def test_offsets_that_can_be_none_are_damage(queue, text):
-    (queue / "config").mkdir()
-    (queue / "config" / "consumerOffset.json").write_text(text)
-    with pytest.raises(DamagedFile, match=r"consumerOffset\.json"):
-        read(queue, table="offsets")
-    (row,) = read(queue, table="offsets", mode="PERMISSIVE")
-    assert row["corrupt"]["bytes"] == len(text.encode()) and row["group"] is None
-    backup = queue / "config" / "consumerOffset.json.bak"
-    backup.write_text(json.dumps({"offsetTable": {"T@g": {"0": 20}}}))
-    (row,) = read(queue, table="offsets")
-    assert (row["offset"], row["lag"]) == (20, 5)
 
 
 def test_one_bad_index_file_does_not_hide_the_others(tmp_path):

@@ -137,18 +137,6 @@ def test_epochs_that_cannot_be_read_are_damage_and_the_messages_are_there(log_fi
     assert f"stretches=1 bytes=0 first={path}/epochFileCheckpoint: " in caplog.text
 
 
-def test_damage_of_a_queue_says_nothing_of_an_offset_in_the_log(log_files):
-    log_files.add()
-    path = Path(log_files.save())
-    write_queue(path, bytes(20), (0, log_files.end, 0))
-    with pytest.raises(DamagedFile, match=r"no unit of T 0 at queue offset 0 at offset 0 \(20 b"):
-        read(path, table="consumequeue")
-    good, bad = read(path, table="consumequeue", mode="PERMISSIVE")
-    if good["corrupt"] is not None:
-        good, bad = bad, good
-    assert (good["physical_offset"], bad["physical_offset"]) == (0, None)
-
-
 def test_many_bad_records_cost_no_window_each(tmp_path, monkeypatch):
     """What lies behind a bad record is decoded again: a window each would take hours a file."""
     files = LogFiles(tmp_path / "store", file_size=1 << 20)

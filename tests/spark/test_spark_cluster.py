@@ -11,9 +11,8 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
 from lab.cluster.spark_submit import build_package, environment, submit
+from tests.spark.table_rows import read
 
 JOB = """
 import json, os, sys
@@ -79,7 +78,6 @@ def test_two_workers_with_the_wheel_read_what_this_process_reads(tmp_path, store
     assert master.startswith("local-cluster")
     assert len({daemon for daemon, _ in places}) == 2
     assert all(f"{package.name}/batonmq/spark/read/reading.py" in file for _, file in places)
-    work = Read(ReadOptions.from_mapping({"path": store}))
-    rows = [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
+    rows = read(store)
     written = pq.read_table(out).to_pylist()
     assert sorted(written, key=lambda row: row["physical_offset"]) == rows and len(rows) == 60

@@ -5,13 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyarrow import fs
 
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.spark.read import storage
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
@@ -261,33 +259,13 @@ def test_a_missing_or_shortened_file_is_named(damaged):
         list(work.run(plan[1]))
 
 
-def test_units_that_cannot_be_and_entries_that_cannot_be(ours):
-    queue = ours / "consumequeue" / "T0" / "0" / f"{0:020d}"
-    raw = bytearray(queue.read_bytes())
-    raw[20:40] = bytes(20)
-    queue.write_bytes(raw)
-    rows = read(ours, table="consumequeue", mode="PERMISSIVE")
-    (corrupt,) = [row["corrupt"] for row in rows if row["corrupt"]]
-    assert (corrupt["file"], corrupt["offset"], corrupt["bytes"]) == (str(queue), 20, 20)
+def test_an_entry_that_cannot_be_is_damage(ours):
     (index,) = (ours / "index").iterdir()
     raw = bytearray(index.read_bytes())
     raw[40 + 400 + 20 * 2 + 16] = 0x80  # the second entry's previous one becomes negative
     index.write_bytes(raw)
     with pytest.raises(DamagedFile, match="no index entry, number 2"):
         read(ours, table="index")
-
-
-def test_epochs_fall_back_to_the_backup_and_say_so(log_files):
-    log_files.add()
-    path = log_files.save(epochs="garbled")
-    with pytest.raises(DamagedFile, match="epochFileCheckpoint"):
-        read(path, table="epochs")
-    with pytest.raises(StoreError, match="epochFileCheckpoint"):
-        read(path)
-    (log_files.root / "epochFileCheckpoint.bak").write_text("1\n0\n7-0\n")
-    (row,) = read(path, table="epochs")
-    assert (row["epoch"], row["from_backup"]) == (7, True)
-    assert [row["epoch"] for row in read(path)] == [7]
 
 
 def test_lag_of_our_own_offsets(ours):
@@ -313,20 +291,6 @@ def test_patterns_and_lists_of_stores(tmp_path):
     rows = read(tmp_path / "b1", paths=both)
     assert sorted(row["broker"] for row in rows) == ["a1", "a2", "b1"]
     assert {row["store"] for row in rows} == {str(tmp_path / n) for n in ("a1", "a2", "b1")}
-
-
-def test_stores_of_another_file_system(tmp_path, monkeypatch):
-    """As in object storage: paths are not local ones, patterns are resolved there."""
-    files = LogFiles(tmp_path / "bucket" / "store-1")
-    files.add()
-    files.save()
-    elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(storage, "_opened", lambda root: (elsewhere, ""))
-    monkeypatch.setattr(
-        storage, "locate", lambda path: (storage.Storage("fake://bucket"), "bucket/store-*")
-    )
-    (row,) = read("fake://bucket/store-*")
-    assert (row["store"], row["queue_offset"]) == ("bucket/store-1", 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 from batonmq.protocol.records.codec import NewMessage
@@ -129,7 +130,7 @@ def audited(*paths, **request):
     """All findings of a whole audit."""
     wanted = AuditRequest(tuple(map(str, paths)), **request)
     with DuckEngine() as engine:
-        run_audit(engine, wanted, plan_audit(wanted))
+        run_audit(engine, wanted, plan_audit(wanted), nullcontext)
         return engine.rows(findings_text()).to_pylist()
 
 

@@ -144,23 +144,6 @@ def test_a_file_that_is_gone_misses_all_its_messages(replicas):
 
 
 @pytest.mark.parametrize("options", SMALL)
-def test_swapped_messages_are_missing_here_and_extra_there(replicas, options):
-    """What joins the two to `reordered` is asked of Spark; both name the same identity."""
-    first, second = replicas.offsets[20], replicas.offsets[22]
-    replicas.write(2, first, message(first, **{**fields(22), "queue_offset": 10}))
-    replicas.write(2, second, message(second, **{**fields(20), "queue_offset": 11}))
-    found = findings(replicas.paths, **options)
-    assert brief(found) == [
-        ("critical", "missing", ["broker-a#2"], first, key(20)),
-        ("critical", "extra", ["broker-a#2"], first, key(22)),
-        ("critical", "missing", ["broker-a#2"], second, key(22)),
-        ("critical", "extra", ["broker-a#2"], second, key(20)),
-    ]
-    rows = [r for r in scan(replicas.paths) if r["part"] == "finding"]
-    assert rows[0]["identity"] == rows[3]["identity"] != rows[1]["identity"]
-
-
-@pytest.mark.parametrize("options", SMALL)
 def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
     three = Replicas(tmp_path)
     cut = three.offsets[55]

@@ -6,10 +6,9 @@ of its own. Spark is held against that run once, and Parquet against files.
 
 import json
 import os
-import random
 import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,16 +23,13 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import encode_entries
 from batonmq.history.event import lenient_event
 from batonmq.history.fold import failovers
+from batonmq.spark.arrow import open_arrow
 from batonmq.spark.history import history_job
 from batonmq.spark.history.history_findings import of_all
 from batonmq.spark.history.lines import STREAM
 from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.history.overview import Facts
 from batonmq.spark.jobs.epoch_history import main
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
-from tests.spark.generated_histories import GeneratedGroup
-from tests.spark.generated_histories import events as generated_events
 from tests.spark.history.history_writer import (
     LOG,
     MIDNIGHT,
@@ -245,6 +241,10 @@ LISTS = {
     ("files", 2): [(1, 0), (2, 100), (3, 200), (4, 300)],
     # Epoch 2 starts elsewhere, below what was confirmed; 3 is missing though it has bytes.
     ("files", 3): [(1, 0), (2, 90), (4, 300), (5, 400), (6, 400)],
+    # As they were told.
+    ("planned", 1): [(1, 0), (2, 64)],
+    ("planned", 2): [(1, 0), (2, 64)],
+    ("planned", 3): [(1, 0), (2, 64)],
     # No history has them.
     ("untold", 1): [(4, 10), (5, 20)],
     ("midnight", 1): [(1, 0), (2, 0)],
@@ -281,17 +281,11 @@ def stores(folder):
 
 
 def by_timeline():
-    """Groups made by chance, by a real cluster and by the generator."""
-    told = HistoryWriter()
+    """Groups made by chance, and by a real cluster."""
+    told = HistoryWriter("log-c")
     for number in range(CHANCES):
         by_chance(told, f"chance-{number:02d}", number)
-    made = GeneratedGroup("generated", random.Random(3))
-    log = [
-        event | {"broker_name": event.get("broker_name", "")}
-        for event in generated_events(400, [made], 3, NOON, 5)
-    ]
-    chances = [event | {"log": "log-c"} for event in told.events]
-    return chances, log, [event | {"broker_name": "real"} for event in REAL], made
+    return told.events, [event | {"broker_name": "real"} for event in REAL]
 
 
 @contextmanager
@@ -314,14 +308,9 @@ def ran(tmp_path_factory):
     """(result of the command, its summary, its folder, all events)."""
     folder = tmp_path_factory.mktemp("epoch-history")
     hand = by_hand()
-    chances, generated, real, made = by_timeline()
-    every = hand + chances + generated + real
+    chances, real = by_timeline()
+    every = hand + chances + real
     stores(folder / "stores")
-    for number in (1, 2, 3):
-        store = folder / "stores" / f"generated-{number}"
-        (store / "config").mkdir(parents=True)
-        (store / "brokerIdentity").write_text(f"c#generated#{number}")
-        (store / "epochFileCheckpoint").write_bytes(encode_entries(made.epochs))
     write(folder / "n0" / "history-n0.jsonl", every, tail=b'{"log":"torn')
     # n1 tells two events otherwise and one twice, contradicts itself in a log of its own, and has
     # two lines that are none.
@@ -338,14 +327,14 @@ def ran(tmp_path_factory):
     itself.events += [itself.events[1] | {"broker_id": 2}]
     write(
         folder / "n1" / "history-n1.jsonl",
-        [*other[:30], b"garbage", b"{}", *other[30:], other[5], *chances, *generated, *real,
+        [*other[:30], b"garbage", b"{}", *other[30:], other[5], *chances, *real,
          *itself.events],
     )  # fmt: skip
     every += itself.events[:-1]
     # n2 begins late, ends early, and lacks an event in between; its full file has a number.
     late = [event for event in hand[10:-1] if event is not hand[40]]
     write(folder / "n2" / "history-n2.000001.jsonl", late[:50])
-    write(folder / "n2" / "history-n2.jsonl", late[50:] + generated + real)
+    write(folder / "n2" / "history-n2.jsonl", late[50:] + real)
     arguments = [
         "--history", f"{folder}/n0,{folder}/n1", "--history", f"{folder}/n2",
         "--stores", f"{folder}/stores/*", "--stores", str(GOLDEN), "--output", f"{folder}/out",
@@ -440,7 +429,7 @@ def as_row(story):
 
 
 def test_failovers_are_the_stories_of_the_time_line(ran, table):
-    """Field by field: written by hand, by chance, by a real cluster and by the generator."""
+    """Field by field: written by hand, by chance and by a real cluster."""
     expected = [
         as_row(story) for story in failovers(read(ran[3])) if story.broker_name not in APART
     ]
@@ -484,23 +473,57 @@ def test_a_failover_has_its_parts(table):
     assert (row["truncated_bytes"], row["complete"]) == (210, True)
 
 
-def test_a_planned_switch_costs_its_hold_too(table):
-    row = one(table("failovers", "planned"), master_epoch=2)
-    assert (row["kind"], row["cause"]) == ("planned_switch", "planned_switch")
-    assert (row["held_ms"], row["unavailable_ms"], row["detect_ms"]) == (7, 32, 9)
-    assert row["without_writes_ms"] == 32
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        # A planned switch costs its hold, too.
+        ("planned", {"kind": ["planned_switch"], "cause": ["planned_switch"], "held_ms": [7],
+                     "unavailable_ms": [32], "detect_ms": [9], "without_writes_ms": [32]}),
+        # Where no client waited the opening counts.
+        ("idle", {"idle": [True], "unavailable_ms": [12]}),
+        # A master that acknowledged nothing leaves its outage to the next one.
+        ("two", {"overtaken": [True, False], "unavailable_ms": [None, 1_060 + 20 - 998]}),
+        # A clock that is hours ahead makes no hours of outages.
+        ("ahead", {"unavailable_ms": [10 * HOUR + 22, 22] * 3,
+                   "without_writes_ms": [None, 22] * 3}),
+        # A silence that began in an outage counts once.
+        ("hangs", {"without_writes_ms": [822, 822]}),
+    ],
+)  # fmt: skip
+def test_what_the_changes_behind_the_first_election_cost(table, group, expected):
+    rows = table("failovers", group, "master_epoch")[1:]
+    assert {name: [row[name] for row in rows] for name in expected} == expected
 
 
-def test_where_nobody_waited_the_opening_counts(table):
-    row = one(table("failovers", "idle"), master_epoch=2)
-    assert (row["idle"], row["unavailable_ms"]) == (True, 12)
-
-
-def test_a_master_that_served_nobody_leaves_its_outage_to_the_next(table):
-    second, third = table("failovers", "two", "master_epoch")[1:]
-    assert (second["overtaken"], second["unavailable_ms"]) == (True, None)
-    assert third["unavailable_ms"] == 1_060 + 20 - 998
-    assert one(table("unavailability", "two"))["outages"] == 1
+@pytest.mark.parametrize(
+    ("group", "days"),
+    [
+        # An outage over midnight is split; its master was silent for 812 ms when it was missed.
+        ("midnight", [(1, 30_812, 75_812, False), (0, 45_000, 75_812, False)]),
+        # One of several days has 24 hours in each at most; the second ended as a day began.
+        ("days", [(1, DAY // 2, 2 * DAY, False), (0, DAY, 2 * DAY, False),
+                  (1, DAY // 2 + 1_000, 2 * DAY, False), (0, 0, 0, False)]),
+        # An open one lasts until the history ends, also if it waits for an operator.
+        ("open", [(1, HOUR + 9, HOUR + 9, True)]),
+        ("waits", [(1, 2 * HOUR, 2 * HOUR, True)]),
+        # A master that was lost before it served leaves one.
+        ("again", [(1, 2 * HOUR + 2, 2 * HOUR + 2, True)]),
+        ("two", [(1, 82, 82, False)]),
+        ("hangs", [(2, 822 + 400, 822, False)]),
+        # A wrong clock makes no outage, and no days.
+        *((group, [(0, 0, 0, False)]) for group in ("seventies", "future", "century")),
+        ("ahead", [(3, 3 * 22, 22, False)]),
+        # Days without one are there; the reports of a master at work got lost.
+        *((group, [(0, 0, 0, False)]) for group in ("alone", "unheard", "unborn")),
+    ],
+)  # fmt: skip
+def test_days_without_writes(table, group, days):
+    rows = table("unavailability", group)
+    names = ("outages", "unavailable_ms", "longest_ms", "open")
+    assert [tuple(row[name] for name in names) for row in rows] == days
+    begin = datetime(2026, 11, 20, tzinfo=UTC).date()
+    assert [row["day"] for row in rows] == [begin + timedelta(days=n) for n in range(len(rows))]
+    assert all(row["unavailable_ms"] <= DAY for row in table("unavailability"))
 
 
 def test_masterships_end_with_the_next_one_or_with_a_loss(table):
@@ -509,66 +532,16 @@ def test_masterships_end_with_the_next_one_or_with_a_loss(table):
     assert rows[0]["ended_at"] == rows[1]["began_at"]
     assert rows[0]["duration_ms"] == ms(rows[1]["began_at"]) - (NOON - 1)
     assert rows[1]["duration_ms"] is None
-    row = one(table("masterships", "open"))
-    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
+    for group in ("open", "waits"):
+        row = one(table("masterships", group))
+        assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
     assert one(table("masterships", "files"), master_epoch=5)["seen_by"] == ["n0", "n1", "n2"]
     assert one(table("masterships", "chance-00"), master_epoch=1)["seen_by"] == ["n0", "n1"]
 
 
-def test_an_outage_over_midnight_is_split(table):
-    days = [
-        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"], r["open"])
-        for r in table("unavailability", "midnight")
-    ]
-    assert days == [
-        ("2026-11-20", 1, 30_812, 75_812, False),  # it was silent for 812 ms when it was missed
-        ("2026-11-21", 0, 45_000, 75_812, False),
-    ]
-
-
-def test_an_open_outage_lasts_until_the_history_ends(table):
-    row = one(table("unavailability", "open"))
-    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, HOUR + 9)
-
-
-@pytest.mark.parametrize("group", ["seventies", "future", "century"])
-def test_a_wrong_clock_makes_no_outage_and_no_days(table, group):
-    (row,) = table("unavailability", group)
-    assert (str(row["day"]), row["outages"], row["unavailable_ms"]) == ("2026-11-20", 0, 0)
-
-
-def test_an_outage_of_several_days_has_24_hours_in_each_at_most(table):
-    days = [
-        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"])
-        for r in table("unavailability", "days")
-    ]
-    assert days == [
-        ("2026-11-20", 1, DAY // 2, 2 * DAY),
-        ("2026-11-21", 0, DAY, 2 * DAY),
-        ("2026-11-22", 1, DAY // 2 + 1_000, 2 * DAY),
-        ("2026-11-23", 0, 0, 0),  # the second one ended as this day began
-    ]
-    assert all(row["unavailable_ms"] <= DAY for row in table("unavailability"))
-
-
-def test_a_clock_that_is_hours_ahead_makes_no_hours_of_outages(table):
-    rows = table("failovers", "ahead", "master_epoch")[1:]
-    assert [row["unavailable_ms"] for row in rows] == [10 * HOUR + 22, 22] * 3
-    assert [row["without_writes_ms"] for row in rows] == [None, 22] * 3
-    row = one(table("unavailability", "ahead"))
-    assert (row["outages"], row["unavailable_ms"]) == (3, 3 * 22)
-
-
-def test_a_silence_that_began_in_an_outage_counts_once(table):
-    rows = table("failovers", "hangs", "master_epoch")
-    assert [row["without_writes_ms"] for row in rows[1:]] == [822, 822]
-    row = one(table("unavailability", "hangs"))
-    assert (row["outages"], row["unavailable_ms"]) == (2, 822 + 400)
-
-
 def test_reigns_of_one_group_follow_one_another(table):
     """Each ends where the next one begins, or its loss; contradicting clocks tell no duration."""
-    for group in ("days", "ahead", "backwards", "files", "generated"):
+    for group in ("days", "ahead", "backwards", "files", "real"):
         rows = sorted(table("masterships", group), key=lambda row: row["master_epoch"])
         assert len(rows) >= 3
         for row, after in pairwise(rows):
@@ -579,25 +552,10 @@ def test_reigns_of_one_group_follow_one_another(table):
     assert table("masterships", "backwards", "master_epoch")[1]["duration_ms"] is None
 
 
-def test_a_master_lost_before_it_served_leaves_one_outage(table):
-    row = one(table("unavailability", "again"))
-    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR + 2)
-    found = [row for row in table("findings", "again") if row["kind"] == "outage_open"]
-    assert [ms(row["at"]) for row in found] == [NOON + HOUR - 2]
-
-
-def test_an_outage_that_waits_for_an_operator_counts(table):
-    row = one(table("unavailability", "waits"))
-    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR)
-    row = one(table("masterships", "waits"))
-    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
-    assert one(table("unavailability", "unborn"))["outages"] == 0
-
-
-def test_a_master_at_work_whose_reports_got_lost_is_no_outage(table):
-    row = one(table("unavailability", "unheard"))
-    assert (row["outages"], row["open"]) == (0, False)
-    assert "outage_open" not in {row["kind"] for row in table("findings", "unheard")}
+def test_when_an_open_outage_began(table):
+    for group, began in (("again", [NOON + HOUR - 2]), ("unheard", [])):
+        found = [row for row in table("findings", group) if row["kind"] == "outage_open"]
+        assert [ms(row["at"]) for row in found] == began
 
 
 def test_groups_of_one_name_in_two_clusters_are_told_apart(table):
@@ -613,11 +571,6 @@ def test_groups_of_one_name_in_two_clusters_are_told_apart(table):
     kinds = {row["kind"] for row in table("findings", "waits")}
     assert "group_in_several_clusters" in kinds
     assert not kinds & {"epoch_starts_differ", "epoch_untold", "replica_behind"}
-
-
-def test_days_without_an_outage_are_there(table):
-    rows = table("unavailability", "alone")
-    assert [(r["outages"], r["unavailable_ms"], r["open"]) for r in rows] == [(0, 0, False)]
 
 
 def test_set_changes_truncations_and_controllers(table):
@@ -716,7 +669,7 @@ def test_what_controllers_tell_differently_or_not_at_all(table):
     )
 
 
-@pytest.mark.parametrize("group", ["generated", "real", "planned", "two", "broker-a"])
+@pytest.mark.parametrize("group", ["real", "planned", "two", "broker-a"])
 def test_what_is_normal_is_no_warning(table, group):
     """Kills, hangs, switches, rejoins that cut; a Java broker's stores that no history has."""
     assert [row for row in table("findings", group) if row["severity"] != "info"] == []
@@ -852,13 +805,8 @@ def same(here, there, *, without=()):
 def test_the_same_from_parquet(ran, tmp_path):
     """What stream_history writes has no damaged lines, and may come without a controller's name."""
     for name in ("n0", "n1", "n2"):
-        read = Read(
-            ReadOptions.from_mapping(
-                {"table": "history", "mode": "PERMISSIVE", "path": f"{ran[2]}/{name}"}
-            )
-        )
-        batches = [batch for work in read.plan() for batch in read.run(work)]
-        told = pa.Table.from_batches(batches).filter(pc.field("corrupt").is_null())
+        told = open_arrow(f"{ran[2]}/{name}", table="history", mode="PERMISSIVE").read_all()
+        told = told.filter(pc.field("corrupt").is_null())
         (tmp_path / "told" / f"group={name}").mkdir(parents=True)
         pq.write_table(
             told.drop_columns(["corrupt", "file"]), f"{tmp_path}/told/group={name}/x.parquet"

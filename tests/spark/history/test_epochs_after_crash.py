@@ -3,20 +3,18 @@
 Each case is loaded by both, and must come out the same.
 """
 
+from functools import partial
+
 import pytest
 
 from batonmq.epoch.entry import MAX_OFFSET, EpochEntry
 from batonmq.epoch.file_cache import EpochFileCache
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.spark.read.damage import DamagedFile
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreError
+from tests.spark.table_rows import read
 
-
-def rows(store, table="epochs", **options):
-    read = Read(ReadOptions.from_mapping({"path": str(store), "table": table, **options}))
-    return [row for work in read.plan() for batch in read.run(work) for row in batch.to_pylist()]
+rows = partial(read, table="epochs")
 
 
 def as_broker(store):
@@ -116,6 +114,6 @@ def test_an_unreadable_list_is_damage_of_that_store_only(store, tmp_path):
     with pytest.raises(DamagedFile, match="epochFileCheckpoint"):
         rows(both)
     with pytest.raises(StoreError, match="epochFileCheckpoint"):
-        rows(both, table="messages", unconfirmed="true")
+        read(both, unconfirmed="true")
     with pytest.raises(CorruptLogError):
         as_broker(store)

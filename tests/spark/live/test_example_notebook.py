@@ -6,9 +6,8 @@ import runpy
 import sys
 
 from batonmq import Message, Producer
-from batonmq.spark.live.options import TopicOptions
-from batonmq.spark.live.topic_read import TopicRead
 from lab.cluster.processes import ROOT
+from tests.spark.table_rows import topic
 
 TOPIC = "ExampleNotebook"
 
@@ -38,9 +37,7 @@ def test_the_notebook_reads_streams_and_writes(
         assert keys.removeprefix("order-") == body.removeprefix("drink ")
     assert len(epochs) >= 3 and {int(row[1]) for row in epochs} >= {1}
     assert len(events) >= 1
-    wanted = {"nameServers": names, "topic": f"{TOPIC}Summary"}
-    read = TopicRead(TopicOptions.from_mapping(wanted))
-    written = [row for task in read.plan() for batch in read.run(task) for row in batch.to_pylist()]
+    written = topic({"nameServers": names, "topic": f"{TOPIC}Summary"})
     assert {row["keys"] for row in written} == {"coffee", "tea"}
 
 

@@ -57,6 +57,7 @@ def test_options_are_read_in_every_documented_form():
     assert read.offsets_per_partition_max == 500
     assert options().name_servers == ("a:1", "b:2")
     assert options(nameServers='["h:1", "i:2"]').name_servers == ("h:1", "i:2")
+    assert options(nameServers="[::1]:9876,h:1").name_servers == ("[::1]:9876", "h:1")
     assert options(FAILondataLOSS="false").fail_on_data_loss is False
     assert options(startingTimestamp="2026-11-21T11:00:00+01:00").starting.time_ms == 1795255200000
 

@@ -26,6 +26,7 @@ from batonmq.spark.live.topic_read import TopicRead
 from lab.cluster.client_writer import ClientWriter
 from lab.cluster.processes import wait_for
 from lab.cluster.writer import wait_acks
+from tests.spark import table_rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -72,13 +73,7 @@ def read(session, cluster, topic, **more):
 
 def rows(cluster, topic, **more):
     """The rows of a batch read as dicts, without Spark."""
-    given = TopicOptions.from_mapping(options(cluster, topic, **more), streaming=False)
-    return taken(TopicRead(given))
-
-
-def taken(read, tasks=None):
-    tasks = read.plan() if tasks is None else tasks
-    return [row for task in tasks for batch in read.run(task) for row in batch.to_pylist()]
+    return table_rows.topic(options(cluster, topic, **more))
 
 
 def step(cluster, topic, start=None, **more):
@@ -92,7 +87,7 @@ def step(cluster, topic, start=None, **more):
     try:
         start = plan.initial() if start is None else start
         end = plan.next_end(start, 0)
-        return taken(read, plan.tasks(start, end)), end
+        return table_rows.taken(read, plan.tasks(start, end)), end
     finally:
         plan.close()
 

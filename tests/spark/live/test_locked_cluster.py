@@ -12,10 +12,10 @@ from batonmq.runtime.tls import TlsError
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.history_feed import HistoryFeed
 from batonmq.spark.live.options import HistoryOptions, SinkOptions, TopicOptions
-from batonmq.spark.live.topic_read import TopicRead
 from batonmq.spark.session import register
 from lab.cluster.up import ClusterProcess
 from tests.spark.spark_session import SMALL
+from tests.spark.table_rows import topic
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
@@ -42,13 +42,10 @@ def test_a_topic_is_written_and_read(session, cluster, locks):
     given = {"nameServers": cluster.name_servers, "topic": TOPIC, **locks}
     rows = session.createDataFrame([(body,) for body in BODIES], "body string")
     rows.write.format("batonmq").mode("append").options(**given).save()
-    read = TopicRead(TopicOptions.from_mapping({**given, "columns": "body"}))
-    found = [row for task in read.plan() for batch in read.run(task) for row in batch.to_pylist()]
-    assert {row["body"].decode() for row in found} == BODIES
+    assert {row["body"].decode() for row in topic({**given, "columns": "body"})} == BODIES
     plain = {name: value for name, value in given.items() if name not in locks}
-    options = TopicOptions.from_mapping({**plain, "operationTimeout": "500ms"})
     with pytest.raises(ClusterError) as refused:
-        TopicRead(options).plan()
+        topic({**plain, "operationTimeout": "500ms"})
     assert isinstance(refused.value.__cause__, NoNameServerError)
 
 
@@ -94,8 +91,8 @@ def test_mqctl_keeps_the_topic_and_the_history_as_tables(request, cluster, tmp_p
         assert done.code == 0, done.err
         return done.json
 
-    topic = ran("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
-    assert topic["total"] == len(BODIES)
+    orders = ran("topicTable", TOPIC, "--to", str(tmp_path / "t"), "--value", "raw")
+    assert orders["total"] == len(BODIES)
     history = ran("streamHistory", "--output", str(tmp_path / "h"))
     assert history["total"] == history["events"] > 0
 

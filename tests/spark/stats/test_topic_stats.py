@@ -126,7 +126,7 @@ def test_both_engines_give_one_answer(stores, tmp_path, session):
     for engine in (DuckEngine(), SparkEngine(session)):
         results = Results(str(tmp_path / type(engine).__name__), TABLES)
         with engine:
-            summary = run(engine, request, sources, results, lambda _: nullcontext())
+            summary = run(engine, request, sources, results, nullcontext)
             del summary["generated_at"]
             page = stats_page(engine, summary)
         tables = {each: pq.read_table(results.table(each).place) for each in TABLES}

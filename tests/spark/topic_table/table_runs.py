@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
+from batonmq.spark.topic_table.rows import MESSAGE, OWN
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
 from batonmq.spark.topic_table.table_formats import open_table, read_rows
 
@@ -99,7 +99,7 @@ class Runs:
         table = table or self.table(name)
         if table.about() is None:
             return []
-        columns = RowPlan.of(None, [each.remove_metadata() for each in table.fields()]).schema
+        columns = pa.schema([*OWN, *(each.remove_metadata() for each in table.fields())])
         found = [
             row
             for file in table.files()

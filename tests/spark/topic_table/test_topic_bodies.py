@@ -23,7 +23,7 @@ MOMENT = datetime(2026, 11, 28, 10, 0, 0, 5000, tzinfo=UTC)
 def made(bodies, *values, columns=None):
     """The rows of bodies without our own columns, but for those that have something."""
     columns = bodies.columns() if columns is None else columns
-    maker = RowMaker(RowPlan.of(bodies, columns))
+    maker = RowMaker(RowPlan(bodies, columns))
     rows = maker.rows(messages(list(values)))
     said = ("_rest", "_error", "_body")
     return [

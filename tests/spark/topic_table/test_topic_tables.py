@@ -439,7 +439,7 @@ def test_rows_of_one_hour_share_a_file_and_so_do_those_without_a_time(tmp_path):
         for at, time in enumerate(times)
     ]  # fmt: skip
     schema = pa.schema([TOPIC.field(name) for name in (*MESSAGE.values(), "body")])
-    plan = RowPlan.of(Bodies("raw"), [("body", pa.binary())])
+    plan = RowPlan(Bodies("raw"), pa.schema([("body", pa.binary())]))
     messages = iter([pa.RecordBatch.from_pylist(rows, schema)])
     (told,) = files.write(files.FilePlan(plan, str(tmp_path), "", "hour"), messages)
     report = msgspec.json.decode(told["report"][0].as_py(), type=files.TaskReport)
