@@ -27,7 +27,7 @@ from lab.bench.cpu import TreeSampler
 from tests.spark.history.history_writer import HistoryWriter, by_chance
 
 MIB = 1 << 20
-EVENTS_AN_INCIDENT = 8
+EVENTS_AN_INCIDENT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,12 @@ def write_histories(data: Path, count: int, groups: int, controllers: int) -> No
     data.mkdir()
     with ExitStack() as stack:
         names = [f"history-n{number}.jsonl" for number in range(controllers)]
-        told = HistoryWriter()
+        told = HistoryWriter()  # type: ignore[no-untyped-call]
         told.events = Lines([stack.enter_context((data / name).open("w")) for name in names])
         for number in range(groups):
             incidents = count // groups // EVENTS_AN_INCIDENT
-            by_chance(told, f"broker-{number:02d}", number, incidents)
+            group = f"broker-{number:02d}"
+            by_chance(told, group, number, incidents)  # type: ignore[no-untyped-call]
 
 
 def measured(folder: Path, count: int, asked: argparse.Namespace) -> JobCost:
