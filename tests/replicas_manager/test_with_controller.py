@@ -145,6 +145,8 @@ class Group:
         await second.until("slave", 1, 1)
         await first.proposes(Wanted(frozenset({1, 2})))
         await second.until("set", frozenset({1, 2}))
+        assert (first.manager.role, second.manager.role) == (Role.MASTER, Role.SLAVE)
+        assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
         return first, second
 
 
@@ -164,14 +166,6 @@ async def new_group(folder: Path, protocol: Protocol) -> AsyncIterator[Group]:
         for replica in group.replicas:
             await replica.manager.close()
         await group.controller.close()
-
-
-async def test_the_first_is_master_the_second_follows_and_joins_the_set(tmp_path, protocol):
-    async with new_group(tmp_path, protocol) as group:
-        first, second = await group.in_sync()
-        assert first.manager.role is Role.MASTER
-        assert second.manager.role is Role.SLAVE
-        assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
 
 
 def peers_by_descriptor() -> list[tuple[int, int]]:
