@@ -52,7 +52,6 @@ class IdentityFile:
         self.secret_path = path.with_name(path.name + SECRET_SUFFIX)
         self._cluster_name = cluster_name
         self._broker_name = broker_name
-        self._check_code = ""
 
     def load(self) -> LoadedIdentity:
         """Loads the identity. Without one, creates a check code and the folder's secret, durably.
@@ -68,12 +67,12 @@ class IdentityFile:
         fields = self._read(self.temp_path, 4)
         # Keep an existing code: an id may have been assigned for it.
         if fields is None or not fields[3]:
-            self._check_code = secrets.token_hex(16)
-            parts = (self._cluster_name, self._broker_name, "0", self._check_code)
+            check_code = secrets.token_hex(16)
+            parts = (self._cluster_name, self._broker_name, "0", check_code)
             replace_file(self.temp_path, _SEPARATOR.join(parts).encode())
         else:
-            self._check_code = fields[3]
-        return LoadedIdentity(0, self._check_code, self._folder_secret())
+            check_code = fields[3]
+        return LoadedIdentity(0, check_code, self._folder_secret())
 
     def _folder_secret(self) -> str:
         try:

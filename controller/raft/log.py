@@ -113,10 +113,6 @@ class Machine:
         self.rules = rules
         self.recent_events = RecentEvents()
 
-    def encode(self, command: AnyCommand, rules: int = 0) -> bytes:
-        """The bytes to propose. Raises ValueError for a command that is too large."""
-        return commands.encode(command, rules)
-
     def commit(self, raw: bytes, raft_index: int) -> Commit:
         """Applies the entry. After any error that this raises the node must stop."""
         command, rules = commands.decode(raw)
@@ -139,9 +135,6 @@ class Machine:
     @records_event
     def _apply(self, command: AnyCommand, raft_index: int, rules: int) -> Transition:
         return self.state.apply(command, raft_index, rules)
-
-    def to_snapshot(self) -> dict[str, Any]:
-        return self.state.to_snapshot()
 
     def restore(self, snapshot: dict[str, Any], raft_index: int) -> Commit:
         """Replaces the state by that of a snapshot, taken after `raft_index`. Raises
@@ -257,10 +250,6 @@ class RaftProblems:
         return dict(sorted(self._texts.copy().items()))
 
 
-class Digested(Protocol):
-    def digest(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DigestReport:
     """The newest digest taken here; index 0: none yet."""
@@ -279,19 +268,19 @@ class DigestWatch:
 
     def __init__(self, problems: RaftProblems) -> None:
         self._problems = problems
-        self._states: deque[tuple[int, Digested]] = deque(maxlen=_KEPT_STATES)
+        self._states: deque[tuple[int, ControllerState]] = deque(maxlen=_KEPT_STATES)
         self._waiting: dict[str, tuple[int, str]] = {}
         self._next_s = 0.0
         self.report = DigestReport()
 
-    def applied(self, index: int, state: Digested) -> None:
+    def applied(self, index: int, state: ControllerState) -> None:
         self._states.append((index, state))
         # A digest of an entry that this node had not applied yet when it came.
         for peer, (at, digest) in self._waiting.items():
             if at == index:
                 self.compare(peer, at, digest)
 
-    def restored(self, index: int, state: Digested) -> None:
+    def restored(self, index: int, state: ControllerState) -> None:
         """A snapshot replaced the state."""
         # The earlier states led to another one, and must not be compared.
         self._states.clear()
@@ -327,7 +316,7 @@ class DigestWatch:
             )
         return own
 
-    def _digest(self, index: int, state: Digested) -> str:
+    def _digest(self, index: int, state: ControllerState) -> str:
         # Once for each index: several peers ask about the same one.
         if self.report.index != index:
             self.report = DigestReport(index, state.digest())

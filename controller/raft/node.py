@@ -49,7 +49,7 @@ from batonmq.controller.raft.log import (
 )
 from batonmq.controller.raft.membership import Membership, check_members, common_rules
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
-from batonmq.controller.rules.commands import AnyCommand, BecomeController
+from batonmq.controller.rules.commands import AnyCommand, BecomeController, encode
 from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.followed_files import FollowedFiles
@@ -350,7 +350,7 @@ class RaftLog:
         try:
             snapshots = FileSnapshots(
                 path,
-                capture=self._machine.to_snapshot,
+                capture=lambda: self._machine.state.to_snapshot(),
                 restore=self._restore,
                 holds=lambda index, term: journal.holds(index, term),
                 on_fatal=self._die,
@@ -365,7 +365,7 @@ class RaftLog:
         # BecomeController, by the rules in force: a new leader may not have applied all entries yet
         # and not know which rules these are.
         rules = 0 if isinstance(command, BecomeController) else self._rules()
-        return await self._propose(self._machine.encode(command, rules), timeout_ms)
+        return await self._propose(encode(command, rules), timeout_ms)
 
     def rules_due(self) -> bool:
         return self._rules() != self._state.rules

@@ -12,7 +12,7 @@ from batonmq.controller import gate as gate_module
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, Machine, Outcome, Unknown
 from batonmq.controller.rules import commands
-from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController
+from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController, encode
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode
 from tests.shared.waiting import opened
@@ -194,11 +194,11 @@ async def test_a_controller_applied_while_it_opens_is_overtaken():
 
 def test_a_bug_in_apply_keeps_the_state_and_is_answered(monkeypatch, caplog):
     machine = Machine()
-    machine.commit(machine.encode(BecomeController(node="n0", nonce="x")), 1)
+    machine.commit(encode(BecomeController(node="n0", nonce="x")), 1)
     before = machine.state
     monkeypatch.setattr(ControllerState, "apply", raising(KeyError("bug")))
     with caplog.at_level(logging.ERROR):
-        commit = machine.commit(machine.encode(apply_id(1)), 2)
+        commit = machine.commit(encode(apply_id(1)), 2)
     assert commit.result.code == ResponseCode.SYSTEM_ERROR
     assert machine.state is before
     assert "command_failed" in caplog.text
@@ -209,7 +209,7 @@ def test_what_may_strike_one_node_alone_is_raised(error, monkeypatch):
     machine = Machine()
     monkeypatch.setattr(ControllerState, "apply", raising(error))
     with pytest.raises(type(error)):
-        machine.commit(machine.encode(apply_id(1)), 1)
+        machine.commit(encode(apply_id(1)), 1)
 
 
 def raising(error: BaseException) -> Callable[..., None]:

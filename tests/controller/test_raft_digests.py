@@ -10,6 +10,7 @@ from raft_cluster import BECOME, apply_id, started
 from batonmq.controller.raft import log as raft_log
 from batonmq.controller.raft import node
 from batonmq.controller.raft.log import _DIGEST_INTERVAL_S, Applied, DigestWatch, RaftProblems
+from batonmq.controller.rules.commands import encode
 from batonmq.controller.rules.state import RULES
 
 
@@ -81,7 +82,7 @@ async def test_nodes_that_hold_other_states_say_so(tmp_path, monkeypatch):
         await cluster.agree()
         wrong = next(each for each in cluster.nodes if each != leader_id)
         machine = cluster.machines[wrong]
-        commit = machine.commit(machine.encode(apply_id(1, "only-here")), 99)
+        commit = machine.commit(encode(apply_id(1, "only-here")), 99)
         assert commit.result.ok
         number = 0
         async with asyncio.timeout(10):

@@ -14,6 +14,8 @@ from raft_cluster import BECOME, free_peers
 from batonmq.controller.config import RaftTimings
 from batonmq.controller.raft.log import Applied, Commit, Machine, NotApplied, Unknown
 from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node
+from batonmq.controller.rules.commands import encode
+from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
 
 TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=90, tick_ms=20)
@@ -145,7 +147,7 @@ async def test_listeners_see_the_state_after_the_command_that_they_are_told_of()
     async with leading() as (log, _):
         seen = []
         log.on_applied(lambda commit: seen.append((commit.raft_index, log.state is commit.state)))
-        commit: Commit = Machine().commit(Machine().encode(BECOME), 7)
+        commit: Commit = Machine().commit(encode(BECOME), 7)
         log._committed(commit)
         assert seen == [(7, True)]
 
@@ -153,9 +155,9 @@ async def test_listeners_see_the_state_after_the_command_that_they_are_told_of()
 async def test_states_of_before_a_snapshot_are_compared_with_nobodys():
     """They are of a history that this node may have had alone."""
     async with leading() as (log, _):
-        earlier = Machine().commit(Machine().encode(BECOME), 5).state
+        earlier = Machine().commit(encode(BECOME), 5).state
         log._digests.applied(5, earlier)
         assert log._digests.compare("n1", 5, earlier.digest()) == earlier.digest()
-        log._restore(Machine().to_snapshot(), 7)
+        log._restore(ControllerState().to_snapshot(), 7)
         assert log._digests.compare("n1", 5, "another one") is None
         assert log._problems.texts() == {}

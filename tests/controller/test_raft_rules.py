@@ -80,7 +80,7 @@ def test_a_command_of_unknown_rules_or_a_snapshot_with_them_is_not_applied():
     with pytest.raises(UnknownRulesError, match=f"controllerRulesMax={NOW}"):
         machine.commit(entry, 2)
     with pytest.raises(UnknownRulesError, match=f"rules are {NEXT}"):
-        machine.restore(ahead.to_snapshot(), 2)
+        machine.restore(ahead.state.to_snapshot(), 2)
     assert machine.state is before
 
 

@@ -21,6 +21,7 @@ from batonmq.controller.rules.commands import (
     LiveBroker,
     NewMember,
     RegisterBroker,
+    encode,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
 from batonmq.controller.rules.groups import BrokerGroup
@@ -90,7 +91,7 @@ class Leader:
 
     def commit(self, command: AnyCommand) -> CommandResult:
         self.log.append(command)
-        commit = self.machine.commit(self.machine.encode(command), len(self.log))
+        commit = self.machine.commit(encode(command), len(self.log))
         self.core.handle(ev.StateApplied(commit.state), self.clocks.boot_ms)
         return commit.result
 

@@ -12,7 +12,7 @@ from batonmq.controller.raft.log import (
     Outcome,
     Reports,
 )
-from batonmq.controller.rules.commands import AnyCommand
+from batonmq.controller.rules.commands import AnyCommand, encode
 from batonmq.controller.rules.state import ControllerState
 
 
@@ -52,7 +52,7 @@ class LocalLog:
 
     def _encoded(self, command: AnyCommand) -> bytes:
         # A single controller knows all members, so it uses its newest rules.
-        return self._machine.encode(command, self._machine.rules)
+        return encode(command, self._machine.rules)
 
     async def read_barrier(self, timeout_ms: int) -> bool:
         await asyncio.sleep(0)
