@@ -13,6 +13,7 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import events as ev
+from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.controllers import ControllerRegistration
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.role import CurrentView
@@ -52,6 +53,21 @@ async def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log():
     scene.manager._link.hand_over = hand_over
     assert await scene.manager.hand_over("full disk")
     assert heirs == [("c1", 3, 3)]
+
+
+async def test_r17_under_rocketmqs_controllers_the_log_is_looked_at_before_each_event():
+    """They may elect this broker in the moment in which its log becomes suspect: `role_java.txt`
+    says what it does then."""
+    config = manager_config(protocol="remoting", timings=remoting_timings(200, 5_000))
+    actions = Mock(log_facts=lambda: LogFacts(1, 500, 400, 0, "log-1", "rot"))
+    manager = ReplicasManager(config, actions, Mock(), incarnation="life-1")
+    events: list[ev.Event] = []
+    manager._step = events.append
+    elected = ev.ViewReceived("c1", RoleView("C", "broker-a", 1, master_epoch=3))
+    manager._link._events.step(elected)
+    manager._link._events.step(elected)
+    assert events == [ev.SuspicionChanged("rot"), elected, elected]
+    await manager.close()
 
 
 def test_r18_why_the_leader_registers_nobody_is_said_until_it_does():
