@@ -92,9 +92,6 @@ class Script:
 
     def apply(self, command: AnyCommand) -> CommandResult:
         command = command.stamped(controller_epoch=self.controller_epoch, now_ms=self.now_ms)
-        return self.apply_unstamped(command)
-
-    def apply_unstamped(self, command: AnyCommand) -> CommandResult:
         self._index += 1
         transition = self.state.apply(decode(encode(command))[0], self._index)
         transition.state.check_invariants()

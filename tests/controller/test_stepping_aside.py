@@ -66,25 +66,19 @@ def offers(
     return asyncio.run(run())
 
 
-def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(script, tmp_path):
+def test_r5_r35_a_leader_that_never_saw_a_member_offers_the_lead_once(trio, tmp_path):
     """1. A controller is started again, and follows. 2. Before broker 1, the master, dials it,
     master and leader are killed: it leads. 3. To it the master is unknown, not dead, for a whole
     session time-out; the third controller saw its session close."""
-    script.three_in_sync()
-    state: ControllerState = script.state
-    assert offers(tmp_path / "blind", state, seen=(2, 3)) == 1
-    assert offers(tmp_path / "sees", state, seen=(1, 2, 3)) == 0
+    assert offers(tmp_path / "blind", trio.state, seen=(2, 3)) == 1
+    assert offers(tmp_path / "sees", trio.state, seen=(1, 2, 3)) == 0
 
 
-def test_r35_after_a_restart_of_all_controllers_none_offers_the_lead(script, tmp_path):
-    script.three_in_sync()
-    state: ControllerState = script.state
-    assert offers(tmp_path, state, followed=False) == 0
+def test_r35_after_a_restart_of_all_controllers_none_offers_the_lead(trio, tmp_path):
+    assert offers(tmp_path, trio.state, followed=False) == 0
 
 
 @pytest.mark.parametrize("left", [(1,), (1, 2)])
-def test_r35_who_left_the_set_need_not_have_been_seen(left, script, tmp_path):
-    script.three_in_sync()
-    script.alter(*left)
-    state: ControllerState = script.state
-    assert offers(tmp_path, state, seen=left) == 0
+def test_r35_who_left_the_set_need_not_have_been_seen(left, trio, tmp_path):
+    trio.alter(*left)
+    assert offers(tmp_path, trio.state, seen=left) == 0
