@@ -131,7 +131,7 @@ class ComposeCluster(Cluster):
         try:
             if self.secured:
                 self.secure()
-            self.compose("down", "--volumes", "--timeout", "5")
+            self.compose("down", "--volumes", "--timeout", "0")
             self.up_began = time.monotonic()
             self.compose("up", "--detach", "--no-build")
         except BaseException:
@@ -140,7 +140,7 @@ class ComposeCluster(Cluster):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.compose("down", "--volumes", "--timeout", "5")
+        self.compose("down", "--volumes", "--timeout", "0")
         self.client.close()
 
     def compose(self, *arguments: str) -> str:

@@ -200,20 +200,25 @@ def free_base_port(brokers: int) -> int:
     """A base port whose whole range is free. No other process gets that base until this one ends,
     so the ports also stay free while a server of the cluster is down."""
     for base in (*_claimed, *PORTS):
-        if all(map(is_free, ports_of(base, brokers))) and (base in _claimed or _claims(base)):
+        if not all(map(is_free, ports_of(base, brokers))):
+            continue
+        if base in _claimed:
+            return base
+        if claims(base + CLAIM):
+            _claimed.append(base)
             return base
     raise RuntimeError(f"no free range of ports in {PORTS}")
 
 
-def _claims(base: int) -> bool:
+def claims(port: int) -> bool:
+    """Binds that port until this process ends, unless it is taken."""
     claim = socket.socket()
     try:
-        claim.bind((HOST, base + CLAIM))
+        claim.bind((HOST, port))
     except OSError:
         claim.close()
         return False
     claim.detach()  # open until this process ends
-    _claimed.append(base)
     return True
 
 

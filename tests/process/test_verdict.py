@@ -83,6 +83,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveVerdict]:
 
 
 def test_a_calm_cluster_is_ok(live: LiveVerdict) -> None:
+    live.cluster.wait_for("calm", lambda: ask_live(live)["state"] == "ok", 20)
     document = ask_live(live)
     assert (document["state"], safe(document), document["incidents"]) == ("ok", "safe", [])
     assert all(each["allowed"] for each in document["restarts"])

@@ -2,9 +2,8 @@
 
 import functools
 import random
-import socket
 
-from lab.cluster.processes import HOST, is_free
+from lab.cluster.processes import claims, is_free
 
 BETWEEN = range(29_000, 32_600)
 """Above those of `lab.cluster.processes` and below the range from which the kernel takes the source
@@ -32,12 +31,6 @@ def free_ports(count: int) -> int:
 @functools.cache
 def _own_ports() -> range:
     for first in _choice.sample(BETWEEN[::SLICE], len(BETWEEN) // SLICE):
-        claim = socket.socket()
-        try:
-            claim.bind((HOST, first))
-        except OSError:
-            claim.close()
-            continue
-        claim.detach()  # open until this process ends
-        return range(first + 1, first + SLICE)
+        if claims(first):
+            return range(first + 1, first + SLICE)
     raise RuntimeError(f"every {SLICE} ports of {BETWEEN} have a process of tests")
