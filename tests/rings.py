@@ -109,6 +109,7 @@ RINGS = (
         "not process and not java and not spark and not docker",
         1800,
         niceness=10,
+        first=("tests/test_ten_thousand.py", "tests/test_request_cost.py"),
         workers=3,  # a quarter of the time each waits: for a disk, or a time-out
     ),
     Ring(
@@ -120,7 +121,11 @@ RINGS = (
         prepare=_prepare_java,
         after=("fast", "process", "docker"),
         folders=("tests/interop",),
-        first=("tests/interop/test_java_switch.py",),
+        first=(
+            "tests/interop/test_java_controllers.py",
+            "tests/interop/test_java_switch.py",
+            "tests/interop/test_java_acting.py",
+        ),
         workers=2,
         soaks=True,
     ),
@@ -141,6 +146,11 @@ RINGS = (
         "process and not spark",
         1800,
         missing_for_some=_missing_for_alerts,
+        first=(
+            "tests/process/test_fault_trials.py",
+            "tests/process/test_secure.py",
+            "tests/process/test_roll.py",
+        ),
         folders=(
             "tests/process",
             "tests/packaging",
