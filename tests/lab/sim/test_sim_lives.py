@@ -19,8 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
-
 from batonmq.broker.service import BrokerService
 from batonmq.store.message_store import MessageStore
 from lab.sim.cluster import SimCluster
@@ -99,14 +97,6 @@ def test_what_an_operator_gave_up_may_take_a_second_election_to_be_given_up() ->
         given_up.elected(again)
         given_up.completed(again, 50, opens, [50, 80])
         assert len(violations) == found, violations
-
-
-def test_a_journal_that_is_not_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It forgets what it answered: the controllers' states differ, or an epoch is given twice."""
-    from batonmq.controller.raft.journal import DurableJournal
-
-    monkeypatch.setattr(DurableJournal, "sync", lambda self: None)
-    assert any(run(seed).violation for seed in range(1, 30))
 
 
 def test_shrinking_leaves_the_faults_that_matter() -> None:
