@@ -103,9 +103,12 @@ def unslowed(port: str) -> list[str]:
     return ["tc", "qdisc", "delete", "dev", port, "root"]
 
 
-def between(ones: Iterable[str], others: Iterable[str]) -> set[Pair]:
-    """Both directions between two groups of addresses."""
-    return one_way(ones, others) | one_way(others, ones)
+def between(
+    ones: Iterable[str], others: Iterable[str], *, outward: bool = True, inward: bool = True
+) -> set[Pair]:
+    """What `ones` send to `others` (`outward`), and what they receive from them (`inward`)."""
+    sent = one_way(ones, others) if outward else set()
+    return sent | (one_way(others, ones) if inward else set())
 
 
 def one_way(sources: Iterable[str], targets: Iterable[str]) -> set[Pair]:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.load import longest_gap
-from lab.cluster.network_commands import one_way
+from lab.cluster.network_commands import between
 from lab.cluster.node_process import NodeProcess
 from lab.faults.failing import FullDiskMaster
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
@@ -63,8 +63,7 @@ class CutController(ControllerFault):
         chosen = [rng.choice(others)] if self.peers else others
         at = time.monotonic()
         near, far = [lab.network.address[process.name]], lab.cluster.ips(chosen)
-        sent = one_way(near, far) if self.outward else set()
-        lab.network.cut(sent | (one_way(far, near) if self.inward else set()))
+        lab.network.cut(between(near, far, outward=self.outward, inward=self.inward))
         return InjectedFault(at, notes={"from": process.name, "to": [one.name for one in chosen]})
 
 

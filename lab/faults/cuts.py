@@ -12,13 +12,14 @@ from typing import ClassVar
 
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.held import PROBE_HOST
-from lab.cluster.network_commands import Pair, between, one_way
+from lab.cluster.network_commands import between
 from lab.faults.kills import late_acks
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 
 class CutMaster(Fault):
-    """Cut off from controllers, replicas and clients as the class says, in both directions."""
+    """Cut off from controllers, replicas and clients as the class says. `outward`: what it sends is
+    lost; `inward`: what is sent to it."""
 
     needs_cuts = True
     watch_s = 2.0
@@ -26,9 +27,8 @@ class CutMaster(Fault):
     controllers: ClassVar[bool] = False
     replicas: ClassVar[bool] = False
     clients: ClassVar[bool] = False
-
-    def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
-        return between(master, others)
+    outward: ClassVar[bool] = True
+    inward: ClassVar[bool] = True
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
@@ -42,7 +42,8 @@ class CutMaster(Fault):
         if self.clients:
             others.append(lab.network.address[PROBE_HOST])
         at = time.monotonic()
-        lab.network.cut(self.pairs([lab.network.address[master.name]], others))
+        near = [lab.network.address[master.name]]
+        lab.network.cut(between(near, others, outward=self.outward, inward=self.inward))
         return InjectedFault(
             at,
             not_from=group.master if self.measure == "first ack" else None,
@@ -55,20 +56,6 @@ class CutMaster(Fault):
         if injected.not_from is None:
             return []
         return late_acks(lab, injected)
-
-
-class OutboundCut(CutMaster):
-    """What the master sends is dropped."""
-
-    def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
-        return one_way(master, others)
-
-
-class InboundCut(CutMaster):
-    """What is sent to the master is dropped."""
-
-    def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
-        return one_way(others, master)
 
 
 class CutFromEveryone(CutMaster):
@@ -102,43 +89,49 @@ class CutFromReplicas(CutMaster):
     replicas = True
 
 
-class OnewayMasterUnheard(OutboundCut):
+class OnewayMasterUnheard(CutMaster):
     name = "oneway-master-unheard"
     title = "one direction: no process of the cluster receives from the master"
     measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
+    inward = False
 
 
-class OnewayMasterDeaf(InboundCut):
+class OnewayMasterDeaf(CutMaster):
     name = "oneway-master-deaf"
     title = "one direction: the master receives from no process of the cluster"
     measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
+    outward = False
 
 
-class OnewayControllersDeaf(OutboundCut):
+class OnewayControllersDeaf(CutMaster):
     name = "oneway-controllers-deaf"
     title = "one direction: the controllers do not hear the master"
     measure: ClassVar[Measure] = "gap"
     controllers = True
+    inward = False
 
 
-class OnewayControllersUnheard(InboundCut):
+class OnewayControllersUnheard(CutMaster):
     name = "oneway-controllers-unheard"
     title = "one direction: the master does not hear the controllers"
     measure: ClassVar[Measure] = "gap"
     controllers = True
+    outward = False
 
 
-class OnewayReplicasDeaf(OutboundCut):
+class OnewayReplicasDeaf(CutMaster):
     name = "oneway-replicas-deaf"
     title = "one direction: the replicas do not hear the master"
     measure: ClassVar[Measure] = "gap"
     replicas = True
+    inward = False
 
 
-class OnewayReplicasUnheard(InboundCut):
+class OnewayReplicasUnheard(CutMaster):
     name = "oneway-replicas-unheard"
     title = "one direction: the master does not hear the replicas"
     measure: ClassVar[Measure] = "gap"
     replicas = True
+    outward = False
