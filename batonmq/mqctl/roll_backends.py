@@ -2,8 +2,9 @@
 
 `how` names the way; another text is another roll. `describe` says what `restart` would do, which
 returns when the old process has ended and a new one was started. `undo` comes if that one is not
-well: it goes back to its former version, where this side decides that. All raise Doubt. Commands
-are run without a shell: a template is split into words first, then names are put in.
+well: it goes back to its former version, where this side decides that. `is_chosen`: not so since.
+All raise Doubt. Commands are run without a shell: a template is split into words first, then names
+are put in.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class UpBackend:
         if not pid:
             raise Doubt(f"{node.name} does not run", by_hand)
         if self._python is not None:
-            chosen = Path(before["config"]).with_suffix(PYTHON_SUFFIX)
+            chosen = self._chosen(node)
             self._former = chosen.read_text() if chosen.exists() else None
             replace_file(chosen, f"{self._python}\n".encode())
         try:
@@ -72,11 +73,19 @@ class UpBackend:
     def undo(self, node: RollNode) -> None:
         if self._python is None:
             return
-        chosen = Path(self._entry(node)["config"]).with_suffix(PYTHON_SUFFIX)
         if self._former is None:
-            remove_file(chosen)
+            remove_file(self._chosen(node))
         else:
-            replace_file(chosen, self._former.encode())
+            replace_file(self._chosen(node), self._former.encode())
+
+    def is_chosen(self, node: RollNode) -> bool:
+        if self._python is None:
+            return True
+        chosen = self._chosen(node)
+        return chosen.exists() and chosen.read_text() == f"{self._python}\n"
+
+    def _chosen(self, node: RollNode) -> Path:
+        return Path(self._entry(node)["config"]).with_suffix(PYTHON_SUFFIX)
 
     def _entry(self, node: RollNode) -> dict[str, Any]:
         try:
@@ -123,6 +132,9 @@ class CommandBackend:
 
     def undo(self, node: RollNode) -> None:
         """Without effect: which version starts is decided on its host."""
+
+    def is_chosen(self, node: RollNode) -> bool:
+        return True
 
 
 Backend = UpBackend | CommandBackend

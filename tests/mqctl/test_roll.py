@@ -238,6 +238,19 @@ def test_compose_services_are_found_by_their_port(tmp_path: Path) -> None:
         backend.describe(RollNode("broker", "10.0.0.1:10921"))
 
 
+def test_a_process_that_went_back_to_its_former_version_is_not_done(tmp_path: Path) -> None:
+    """It was started since the roll began, so the roll ended without it."""
+    entry = {"address": BROKERS[0], "pid": 1, "argv": [], "config": str(tmp_path / "c.yaml")}
+    file, node = tmp_path / "cluster.json", RollNode("broker", BROKERS[0])
+    file.write_text(json.dumps({"nameServers": [], "brokers": [entry]}))
+    backend = UpBackend(file, Path("/new/python"), 0.1)
+    assert not backend.is_chosen(node)
+    (tmp_path / "c.python").write_text("/new/python\n")
+    assert backend.is_chosen(node)
+    backend.undo(node)
+    assert not backend.is_chosen(node)
+
+
 def test_a_process_that_up_does_not_start_again_is_a_doubt(tmp_path: Path) -> None:
     entry = {"address": BROKERS[0], "pid": None, "argv": ["python", "x y"], "config": "c.yaml"}
     file = tmp_path / "cluster.json"

@@ -296,7 +296,7 @@ class RollWork:
         while (node := next_node(findings, self.nodes, roll.done)) is not None:
             findings = await self.wait(check_whole)
             # A run that was killed between the restart and the note of it restarts nothing twice.
-            if await self._is_done(node, roll):
+            if backend.is_chosen(node) and await self._is_done(node, roll):
                 self._skipped.append(node.name)
             else:
                 findings = await self._restart(node, backend)
