@@ -231,23 +231,23 @@ class RollWork:
 
     async def wait(self, check: Callable[[Findings], None]) -> Findings:
         """The findings that `check` takes. Raises its Doubt if none come in time."""
-        found: list[Findings] = []
-        doubts: list[Doubt] = []
+        found: Findings | None = None
+        doubt: Doubt | None = None
 
         async def lacks() -> str:
-            found.append(await self._look())
+            nonlocal found, doubt
+            found = doubt = None
+            found = await self._look()
             try:
-                check(found[-1])
-            except Doubt as doubt:
-                doubts.append(doubt)
-                return str(doubt)
-            return ""
+                check(found)
+            except Doubt as raised:
+                doubt = raised
+            return str(doubt or "")
 
-        if lacking := await still_lacking(lacks, self.within_s, "waiting"):
-            # In the last round the cluster may have given no answer to check.
-            is_checked = doubts and str(doubts[-1]) == lacking
-            raise doubts[-1] if is_checked else Doubt(lacking)
-        return found[-1]
+        lacking = await still_lacking(lacks, self.within_s, "waiting")
+        if found is None or lacking:
+            raise doubt or Doubt(lacking)
+        return found
 
     async def show_order(self, backend: Backend) -> None:
         """Raises Doubt if the first restart would be refused, or a command cannot be made."""
