@@ -15,20 +15,6 @@ def awake(pause: AckPause, from_ms: int, to_ms: int) -> list[int]:
     return [now_ms for now_ms in range(from_ms, to_ms, 50) if pause.holds(now_ms)]
 
 
-def test_r36_without_a_lease_and_without_a_stall_nothing_waits():
-    assert awake(AckPause(Lease().valid), 0, 5_000) == []
-
-
-def test_r8_after_a_stall_acks_wait_for_the_lease():
-    lease = Lease()
-    pause = AckPause(lease.valid)
-    assert not pause.holds(1_000)
-    assert pause.holds(3_000)
-    lease.until_ms = 3_800
-    assert not pause.holds(3_200)
-    assert awake(pause, 3_250, 6_000) == []
-
-
 def test_r8_a_stall_within_the_lease_costs_nothing():
     lease = Lease()
     lease.until_ms = 1_600

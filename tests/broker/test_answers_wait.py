@@ -212,6 +212,23 @@ async def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_
         assert (await each).code == 0
 
 
+async def test_r28_the_end_of_a_queue_is_what_is_confirmed_unless_the_whole_log_is_asked_for(rig):
+    """Request 30 with `committed` false: what a master's log holds, of which nothing is shown."""
+    where = {"topic": "T", "queueId": "0"}
+    whole = where | {"committed": "false"}
+    await rig.send()
+    with unconfirmed(rig):
+        sent = asyncio.ensure_future(rig.send())
+        await until(lambda: len(rig.service.path.acks) == 1)
+        for asked, end in ((where, "1"), (where | {"committed": "true"}, "1"), (whole, "2")):
+            assert (await rig.ask(30, asked)).ext["offset"] == end
+    assert (await sent).code == 0
+    rig.service.path.gate.follow(2, "other:1")
+    assert (await rig.ask(30, where)).ext["offset"] == "2"
+    refused = await rig.ask(30, whole)
+    assert refused.code != 0 and "not the master" in (refused.remark or "")
+
+
 async def test_held_pulls_are_refused_in_slices_when_the_role_changes(rig, monkeypatch):
     """300 pulls wait, every second one of our client: those are refused, the others wait."""
     await rig.send()

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,29 @@ async def test_topics_and_groups_are_changed(rig):
     assert (await rig.ask(215, {"topic": "New"})).code == 0
     assert (await rig.pull("New")).code == 17
     assert (await rig.ask(45)).code == 0
+
+
+async def test_the_send_that_made_its_topic_is_answered_when_name_servers_know_it(rig, monkeypatch):
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(rig.service.send, "_when_known", waiting.append)
+    sends = [asyncio.ensure_future(rig.send()) for _ in range(2)]
+    await until(lambda: len(waiting) == 2)
+    assert not any(sent.done() for sent in sends)
+    for known in waiting:
+        known()
+    assert [(await sent).code for sent in sends] == [0, 0]
+    assert (await rig.send()).code == 0
+    assert len(waiting) == 2, "it is known now"
+
+
+async def test_a_topic_that_was_made_is_answered_when_name_servers_know_it(rig, monkeypatch):
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(rig.service.registrar, "when_known", waiting.append)
+    made = asyncio.ensure_future(rig.ask(17, topic_header()))
+    await until(lambda: len(waiting) == 1)
+    assert not made.done()
+    waiting[0]()
+    assert (await made).code == 0
 
 
 async def test_queries_by_key_and_id(rig):

@@ -74,6 +74,16 @@ def test_waiters_get_their_outcome_once():
     assert outcomes == [0, 12, 10]
 
 
+def test_the_oldest_reply_shows_how_long_writes_wait():
+    acks = PendingAcks(3_000)
+    assert acks.waited_ms(50) == 0
+    acks.add(100, 60, Sink(), b"")
+    acks.add(200, 80, Sink(), b"")
+    assert acks.waited_ms(90) == 30
+    acks.confirm(100, 0)
+    assert acks.waited_ms(90) == 10
+
+
 def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change():
     """Offsets of retries, locks, topics and ends of transactions wait so."""
     acks, outcomes = PendingAcks(3000), list[tuple[int, str]]()

@@ -1,4 +1,5 @@
-"""Role changes and acks of a broker: what waits is answered first, and by whom it may be answered.
+"""Role changes and acks of a broker: what waits is answered first, by whom it may be answered, and
+what a master reports of it to the history.
 
 `Rig` has a real WritePath, gate, hold and RoleActions; HA, tables and store only note calls.
 """
@@ -10,7 +11,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from lone_broker import lone_broker
+from lone_broker import lone_broker, until
 
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.tables.slave_sync import Followed
@@ -39,6 +40,7 @@ class Rig:
         self.now_ms = 10_000
         self.steps: list[Any] = []
         self.heard: list[tuple[int, str]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.lease = False
         self.sink = Mock()
         store = Mock(confirm_offset=640, max_phy_offset=900)
@@ -54,7 +56,7 @@ class Rig:
             setattr(self.ha, name, self._ha_step(name))
         self.tables, self.sync, self.hooks = Mock(), Mock(), Mock()
         self.actions = RoleActions(
-            self.path, self.ha, self.tables, self.sync, self.hooks, lambda kind, **fields: None
+            self.path, self.ha, self.tables, self.sync, self.hooks, self._report
         )
         self.path.rule = MembersConfirm(
             self.path, self.ha, lambda now_ms: self.lease, self.actions.first_acked
@@ -62,6 +64,13 @@ class Rig:
         self.path.gate.opening(3)
         self.path.acks.begin_epoch(3)
         self.path.gate.open()
+
+    def _report(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    def lease_is(self, valid: bool, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.actions.lease_changed(valid)
 
     def note(self, step: object) -> None:
         self.steps.append(step)
@@ -157,6 +166,60 @@ def test_r36_without_a_stall_no_lease_is_needed(rig):
     rig.now_ms += 300
     rig.path.confirmed(900)
     assert rig.heard == [(0, "")]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_r36_a_lease_that_comes_back_is_reported_with_its_absence_and_what_became_of_writes(
+    rig, whole
+):
+    rig.ha.required_set_whole = whole
+    rig.lease_is(False, 12_000)
+    assert (rig.path.gate.refusal is None) == whole
+    rig.lease_is(True, 12_750)
+    assert rig.events == [("lease_back", {"awayMs": 750, "writesRefused": not whole})]
+    rig.ha.required_set_whole = True
+    rig.lease_is(False, 13_000)
+    rig.lease_is(True, 13_100)
+    assert rig.events[1:] == [("lease_back", {"awayMs": 100, "writesRefused": False})]
+
+
+def test_a_lease_that_begins_with_the_role_did_not_come_back(rig):
+    rig.lease_is(True, 11_500)
+    rig.path.gate.follow(4)
+    rig.lease_is(False, 11_600)
+    rig.lease_is(True, 11_700)
+    assert rig.events == []
+
+
+def test_the_first_ack_is_reported_once_with_how_long_its_write_waited(rig):
+    rig.path.confirmed(640)
+    for end_offset in (700, 800):
+        rig.path.acks.add(end_offset, rig.now_ms, Mock(), b"")
+        rig.now_ms += 12
+        rig.path.confirmed(end_offset)
+    assert rig.events == [("first_ack", {"confirmOffset": 640, "waitedMs": 12})]
+
+
+def test_r38_a_replica_that_lacks_queue_positions_reports_a_log_that_begins_behind_its_end(rig):
+    """Controllers add no replica whose log begins behind the master's."""
+    rig.path.store.positions.whole_from = 901
+    assert rig.actions.log_facts().min_offset == 901
+
+
+async def test_r38_an_idle_master_states_positions_but_not_while_it_drains(tmp_path):
+    async with lone_broker(tmp_path) as rig:
+        assert (await rig.send()).code == 0
+        store, path = rig.service.store, rig.service.path
+        end = store.confirm_offset
+        path.hold.begin()
+        store.positions.due_at = 0
+        path.tick(path.clock_ms())
+        path.end_turn()
+        assert store.max_phy_offset == end, "the member that takes over waits for the last byte"
+        path.hold.release()
+        await until(lambda: store.confirm_offset > end)
+        assert store.positions.due_at == 1 << 20, "the next segment"
+        assert (await rig.send()).ext["queueOffset"] == "1"
 
 
 def test_a_write_that_waited_too_long_says_where_it_is_missing(rig):
@@ -311,18 +374,6 @@ def test_a_late_write_is_answered_with_what_it_waits_for(flushed, code):
     path.store.log.flushed_offset = flushed
     path.fail_late(13_000)
     assert heard == [code]
-
-
-def test_r8_what_a_pause_kept_leaves_with_the_next_tick(rig):
-    """Nothing else may come: no write, no ack of a slave."""
-    rig.path.confirmed(0)
-    rig.now_ms += 700
-    rig.wait_for(600)
-    rig.path.confirmed(640)
-    assert rig.heard == []
-    rig.lease = True
-    rig.path.tick(rig.now_ms)
-    assert [code for code, _ in rig.heard] == [0]
 
 
 def test_r4_all_that_failed_is_answered_by_the_ticks_that_follow(rig):

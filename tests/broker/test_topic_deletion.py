@@ -118,6 +118,17 @@ async def test_r39_a_group_that_began_again_may_set_any_offset(rig, asks):
     assert await read_on(rig, 7) == [b"new7", b"new8"]
 
 
+async def test_r31_a_topic_known_to_senders_is_closed_while_its_deletion_waits(rig):
+    assert (await rig.send()).code == ResponseCode.SUCCESS
+    with unconfirmed(rig):
+        rig.service.topics.delete_topic("T")
+        refused = await rig.send(body=b"behind the deletion")
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert "being deleted" in (refused.remark or "")
+    assert (await rig.send(body=b"a new topic of that name")).code == ResponseCode.SUCCESS
+    assert rig.service.tables.topics.get("T") is not None
+
+
 async def test_r39_no_pull_reads_a_topic_whose_deletion_is_in_the_log(rig):
     """A new master has it from one that answered it, and cannot confirm it yet."""
     assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
