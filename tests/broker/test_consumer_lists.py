@@ -21,7 +21,7 @@ from batonmq.broker.consume.consumer_manager import (
 )
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import ConnectError, ResponseError
+from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.turns import counted_turns
@@ -190,7 +190,7 @@ async def test_thousands_of_consumers_cost_one_question_at_a_time_and_no_long_tu
         known = a.consumer_lists._sightings._groups
         assert sum(len(clients) for clients in known.values()) == CLIENTS
         if groups == 1:
-            lists = await asyncio.gather(*(group.listed("a") for _ in range(50)))
+            lists = await asyncio.gather(*(group.listed("a") for _ in range(10)))
             assert {len(ids) for ids in lists} == {CLIENTS}
     # The second answers all who came while the first ran, a third those whose request came later.
     assert asked in ((2, 3) if groups == 1 else (0,))
@@ -198,32 +198,49 @@ async def test_thousands_of_consumers_cost_one_question_at_a_time_and_no_long_tu
     assert turns.lines < (14 if groups == 1 else 8) * PIECE, turns.lines
 
 
+class Lonely:
+    """The lists of a member whose only other one answers with `error`."""
+
+    def __init__(self, error: BatonError) -> None:
+        self.now_ms = 0
+        self._call = AsyncMock(side_effect=error)
+        clients = ConsumerManager()
+        sightings, client = ConsumerSightings(clients), Mock(call=self._call)
+        self.lists = ConsumerLists(
+            clients, sightings, client, lambda: ["other:1"], lambda: self.now_ms
+        )
+
+    @property
+    def asked(self) -> int:
+        return self._call.await_count
+
+    async def tick(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.lists.tick(now_ms)
+        await asyncio.gather(*self.lists._copies)
+
+
+@pytest.fixture
+def dead() -> Lonely:
+    """The other one cannot be reached."""
+    return Lonely(ConnectError("other:1", "refused"))
+
+
 async def test_a_java_member_is_asked_for_all_only_once():
     """It answers 60003 with 3, and always will."""
-    code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    client = Mock(call=AsyncMock(side_effect=ResponseError(code, "no", "java:1")))
-
-    lists = ConsumerLists(Mock(), Mock(), client, lambda: ["java:1"], lambda: 0)
-    lists.started()
+    java = Lonely(ResponseError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no", "other:1"))
+    java.lists.started()
     for now_ms in range(0, SIGHTING_MS, 1_000):
-        lists.tick(now_ms)
-        await asyncio.gather(*lists._copies)
-    assert client.call.await_count == 1
+        await java.tick(now_ms)
+    assert java.asked == 1
 
 
-async def test_who_cannot_be_reached_is_dialled_once_a_second_however_many_groups_ask():
-    client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
-    now_ms = 0
-    clients = ConsumerManager()
-    lists = ConsumerLists(
-        clients, ConsumerSightings(clients), client, lambda: ["dead:1"], lambda: now_ms
-    )
-    lists.started()
-    for asked, at_ms in ((1, 0), (1, 999), (2, 1_000), (2, 1_050), (3, 2_000)):
-        now_ms = at_ms
+async def test_who_cannot_be_reached_is_dialled_once_a_second_however_many_groups_ask(dead):
+    dead.lists.started()
+    for asked, dead.now_ms in ((1, 0), (1, 999), (2, 1_000), (2, 1_050), (3, 2_000)):
         for number in range(5):
-            assert await lists.client_ids(f"g{number}") == []
-        assert client.call.await_count == asked
+            assert await dead.lists.client_ids(f"g{number}") == []
+        assert dead.asked == asked
 
 
 def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led():
@@ -260,22 +277,15 @@ async def test_a_service_tells_its_sightings_of_its_roles(group):
     assert sightings.client_ids("g", service.path.clock_ms()) == ["c"]
 
 
-async def test_a_new_master_asks_the_others_and_a_copy_in_vain_is_asked_for_again():
+async def test_a_new_master_asks_the_others_and_a_copy_that_failed_is_asked_for_again(dead):
     """Some consumers may have been heard by the master before only."""
-    client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
-    now_ms = 0
-    clients = ConsumerManager()
-    sightings = ConsumerSightings(clients)
-    lists = ConsumerLists(clients, sightings, client, lambda: ["dead:1"], lambda: now_ms)
-    assert await lists.client_ids("g") == [] and not client.call.called
-    lists.became_master()
-    assert await lists.client_ids("g") == [] and client.call.await_count == 1
-    lists.started()
+    assert await dead.lists.client_ids("g") == [] and not dead.asked
+    dead.lists.became_master()
+    assert await dead.lists.client_ids("g") == [] and dead.asked == 1
+    dead.lists.started()
     for at_ms in (2_000, 2_900, 3_000, 4_000):
-        now_ms = at_ms
-        lists.tick(now_ms)
-        await asyncio.gather(*lists._copies)
-    assert client.call.await_count == 4
+        await dead.tick(at_ms)
+    assert dead.asked == 4
 
 
 async def test_r58_a_group_that_was_asked_for_leaves_nothing_behind():

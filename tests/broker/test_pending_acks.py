@@ -1,11 +1,17 @@
-"""PendingAcks: code 0 leaves for confirmed bytes of the right epoch, and for nothing else."""
+"""PendingAcks: code 0 leaves for confirmed bytes of the right epoch, and for nothing else. What a
+woken master may acknowledge (R8, R36). Sends that would only time out are refused at once
+(SYSTEM_BUSY); other requests are served."""
 
 import json
 
 import pytest
+from lone_broker import end_of, lone_broker
 
-from batonmq.broker.write.pending_acks import PendingAcks
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.write.pending_acks import CLEAN_MS, AckPause, FlowControl, PendingAcks
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.headers import SendReplies
+from batonmq.store.config import StoreConfig
 
 REPLIES = SendReplies("DefaultRegion")
 
@@ -93,3 +99,87 @@ def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change():
     assert acks.fail_all(14, "role changed") == 1
     acks.confirm(10_000, 0)
     assert outcomes == [(14, "role changed")]
+
+
+class Lease:
+    until_ms = 0
+
+    def valid(self, now_ms: int) -> bool:
+        return now_ms < self.until_ms
+
+
+def awake(pause: AckPause, from_ms: int, to_ms: int) -> list[int]:
+    """The times, 50 ms apart, at which acks had to wait."""
+    return [now_ms for now_ms in range(from_ms, to_ms, 50) if pause.holds(now_ms)]
+
+
+def test_r8_a_stall_within_the_lease_costs_nothing():
+    lease = Lease()
+    lease.until_ms = 1_600
+    pause = AckPause(lease.valid)
+    assert not pause.holds(1_000)
+    assert not pause.holds(1_500)
+
+
+def test_r8_a_stall_begins_at_its_limit():
+    pause = AckPause(Lease().valid)
+    assert [pause.holds(at_ms) for at_ms in (0, 399, 799)] == [False, False, True]
+
+
+def test_r36_without_any_controller_acks_go_on_a_second_after_the_stall():
+    pause = AckPause(Lease().valid)
+    assert not pause.holds(1_000)
+    held = awake(pause, 3_000, 6_000)
+    assert (held[0], held[-1]) == (3_000, 3_950)
+
+
+def test_r8_a_second_stall_begins_a_second_pause():
+    pause = AckPause(Lease().valid)
+    pause.holds(0)
+    assert pause.holds(1_000)
+    assert pause.holds(1_900)
+    assert pause.holds(2_500)
+    assert awake(pause, 2_550, 5_000)[-1] == 3_450
+
+
+@pytest.mark.parametrize("fast_failure", [True, False])
+def test_what_queued_up_behind_a_slow_write_is_refused(fast_failure):
+    flow = FlowControl(BrokerConfig(broker_fast_failure_enable=fast_failure), StoreConfig())
+    flow.wrote(0, 1000)
+    flow.check(0, 1000)
+    flow.wrote(1000, 2001)
+    if fast_failure:
+        with pytest.raises(BrokerRefusal, match=r"\[PCBUSY_CLEAN_QUEUE\].* took 1001 ms") as busy:
+            flow.check(0, 2001 + CLEAN_MS - 1)
+        assert busy.value.code == 2
+    flow.check(0, 2001 + CLEAN_MS)
+
+
+async def test_sends_are_refused_while_too_many_wait(tmp_path):
+    """A master whose slaves stand still takes no more than it may keep waiting."""
+    async with lone_broker(tmp_path, broker={"send_thread_pool_queue_capacity": 2}) as rig:
+        path = rig.service.path
+        assert (await rig.send()).code == 0
+        for _ in range(2):
+            path.acks.add_waiter(2**60, path.clock_ms(), lambda code, remark: None)
+        status = rig.service.status.table()
+        assert status["sendThreadPoolQueueSize"] == status["sendThreadPoolQueueCapacity"] == "2"
+        refused = await rig.send()
+        assert (refused.code, "[OVERLOAD]" in (refused.remark or "")) == (2, True)
+        assert end_of(rig, "T") == 1
+        assert (await rig.pull()).code == 0
+        path.acks.fail_all(14, "over")
+        assert (await rig.send()).code == 0
+
+
+async def test_a_send_right_behind_a_slow_write_is_not_stored(rig):
+    path = rig.service.path
+    now_ms = path.clock_ms() + 60_000
+    path.flow.wrote(now_ms - 1500, now_ms)
+    refused = await rig.send()
+    assert (refused.code, "[PCBUSY_CLEAN_QUEUE]" in (refused.remark or "")) == (2, True)
+    assert rig.service.status.table()["pageCacheLockTimeMills"] == "1500"
+    assert end_of(rig, "T") == 0
+    text = b"osPageCacheBusyTimeOutMills=2000\nbrokerFastFailureEnable=false"
+    assert (await rig.ask(25, body=text)).code == 0
+    assert (await rig.send()).code == 0

@@ -1,6 +1,7 @@
 """RoleGate: who may take writes, and what the others answer."""
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
 from batonmq.protocol.role_view import Role
 
 
@@ -71,15 +72,21 @@ def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now():
     assert code(gate) == 14
 
 
-def test_r4_a_gate_that_is_left_is_of_the_next_epoch():
-    gate = opened(3)
-    gate.leave(4, "other:1")
-    assert (gate.role, gate.master_epoch) == (Role.FENCED, 4)
-    assert gate.refusal is not None and gate.refusal.master_epoch == 4
+def test_r4_r33_who_leaves_its_role_names_the_new_master_unless_it_stops():
+    gate, address = opened(7), "10.0.0.2:10911"
+    gate.leave(8, address)
+    assert (gate.role, gate.master_epoch, code(gate)) == (Role.FENCED, 8, 14)
+    assert gate.refusal is not None and gate.refusal.master_epoch == 8
+    assert gate.refusal.hint == {MASTER_ADDRESS_HINT: address, MASTER_EPOCH_HINT: "8"}
+    gate.follow(8, address)
+    assert (gate.role, code(gate), gate.refusal.master_epoch) == (Role.SLAVE, 2, 8)
+    gate.close("this broker is stopping")
+    gate.leave(9, "10.0.0.3:10911")
+    assert gate.refusal.remark == "this broker is stopping"
 
 
 def test_r36_that_writes_were_refused_for_want_of_lease_and_set_is_remembered():
-    """For the history, which tells how a mastership went on after its lease."""
+    """For the history, which says how a mastership continued after its lease."""
     gate = opened()
     gate.update(lease=False, required_set_whole=True)
     assert not gate.was_cut_off

@@ -6,10 +6,7 @@ from unittest.mock import Mock
 import pytest
 from lone_broker import until
 
-from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write import write_path
-from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
-from batonmq.protocol.role_view import Role
 
 
 async def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(rig):
@@ -159,21 +156,3 @@ async def test_a_client_that_left_is_not_written_for(rig):
     with pytest.raises(Exception, match=r"closed|lost|connect"):
         await waiting
     assert rig.service.store.max_phy_offset == end
-
-
-def test_r33_who_leaves_its_role_names_the_new_master_unless_it_stops():
-    gate = RoleGate()
-    gate.opening(7)
-    gate.open()
-    gate.leave(8, "10.0.0.2:10911")
-    assert gate.refusal is not None
-    assert (gate.role, gate.refusal.code, gate.refusal.hint) == (
-        Role.FENCED,
-        14,
-        {MASTER_ADDRESS_HINT: "10.0.0.2:10911", MASTER_EPOCH_HINT: "8"},
-    )
-    gate.follow(8, "10.0.0.2:10911")
-    assert (gate.role, gate.refusal.code, gate.refusal.master_epoch) == (Role.SLAVE, 2, 8)
-    gate.close("this broker is stopping")
-    gate.leave(9, "10.0.0.3:10911")
-    assert gate.refusal.remark == "this broker is stopping"
