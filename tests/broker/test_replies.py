@@ -4,34 +4,22 @@ topic."""
 import asyncio
 
 import pytest
-from lone_broker import Rig, lone_broker, send_header, until
+from lone_broker import Rig, lone_broker, long_send_header, send_header, until
 from test_group_admin import Member, answer
 
-from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 ASKED = {"CORRELATION_ID": "c-1", "TTL": "3000", "MSG_TYPE": "reply", "UNIQ_KEY": "R1"}
-LONG_NAMES = {
-    "a": "producerGroup",
-    "b": "topic",
-    "c": "defaultTopic",
-    "d": "defaultTopicQueueNums",
-    "e": "queueId",
-    "f": "sysFlag",
-    "g": "bornTimestamp",
-    "h": "flag",
-    "i": "properties",
-    "j": "reconsumeTimes",
-    "m": "batch",
-}
 
 
 async def reply_to(rig: Rig, client_id: str, code: int = 325) -> RemotingCommand:
-    header = send_header(REPLIES, 0, ASKED | {"REPLY_TO_CLIENT": client_id})
+    properties = ASKED | {"REPLY_TO_CLIENT": client_id}
+    header = send_header(REPLIES, 0, properties)
     if code == 324:
-        header = {LONG_NAMES[name]: value for name, value in header.items()}
+        header = long_send_header(topic=REPLIES, properties=encode_properties(properties))
     return await rig.ask(code, header, b"answer")
 
 

@@ -397,17 +397,24 @@ async def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(tmp
         assert not asked
 
 
-@pytest.mark.parametrize(("again", "code"), [(COMMIT, 0), (ROLLBACK, 1)])
-async def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
-    rig, monkeypatch, again, code
+@pytest.mark.parametrize(
+    ("again", "code", "commits_since"), [(COMMIT, 0, 0), (ROLLBACK, 1, 0), (COMMIT, 0, 5000)]
+)
+async def test_r30_r45_r56_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
+    rig, monkeypatch, again, code, commits_since
 ):
-    """The commit is in the log, its op was refused. What comes again writes the op alone."""
+    """The commit is in the log, its op was refused. What comes again writes the op alone, however
+    many commits came meanwhile."""
     sent, transactions = await half(rig), rig.service.features.transactions
     rig.service.path.hold.begin()  # else the master writes the op by itself
     with monkeypatch.context() as full:
         refuse(rig, full, TRANS_OP_HALF_TOPIC)
         assert (await rig.ask(37, end_header(sent, COMMIT))).code == 14
+    if commits_since:
+        rig.service.store.recent_commits.cut(0)  # it keeps the newest 4096
     assert (await rig.ask(37, end_header(sent, again))).code == code
+    if not code:
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 1
     rig.service.path.hold.release()
     await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
     assert end_of(rig, "T", 1) == 1

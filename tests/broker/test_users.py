@@ -94,6 +94,7 @@ NODE = Credentials(access_key="node", secret_key=f"{SECRET}-n")
 USER = Credentials(access_key="shop", secret_key=f"{SECRET}-s")
 WRITER = Credentials(access_key="writer", secret_key=f"{SECRET}-w")
 OTHER = Credentials(access_key="other", secret_key=f"{SECRET}-o")
+WRONG = Credentials(access_key="shop", secret_key="wrong")
 HALF = {"TRAN_MSG": "true", "PGROUP": "shops", "UNIQ_KEY": "half"}
 
 
@@ -228,6 +229,11 @@ async def mqctl_at(name_server: str, *arguments: str) -> tuple[int, str]:
     return ran.exit_code, ran.output
 
 
+def json_in(out: str) -> Any:
+    """The document in a command's output."""
+    return json.JSONDecoder().raw_decode(out[out.index("{") :])[0]
+
+
 FIELDS = {
     "topic": "T", "a": "pg", "b": "T", "consumerGroup": "g", "group": "g", "groupName": "g",
     "srcGroup": "g", "destGroup": "h", "producerGroup": "pg", "brokerName": "x",
@@ -255,7 +261,6 @@ OPEN_TO_USERS = {
 async def walk(server: Server, codes: set[int]) -> None:
     """Every code: a stranger, a wrong secret, a user without any right, then with exactly the
     rights that the table asks for, with all of them but one, and a super user."""
-    wrong = Credentials(access_key="shop", secret_key="wrong")
     guard = server.guard
     book = next(book for name, book in guard._books.items() if name)
     known = book.get("shop")
@@ -275,7 +280,7 @@ async def walk(server: Server, codes: set[int]) -> None:
 
     for code in sorted(codes | {4711}):
         body = BODIES.get(code, b"")
-        for who in (None, wrong, USER):
+        for who in (None, WRONG, USER):
             reply = await server.ask(who, code, FIELDS, body)
             if who is USER and code in OPEN_TO_USERS:
                 continue
@@ -510,28 +515,26 @@ async def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(server
 async def test_a_change_of_rights_counts_at_once_on_open_connections(server):
     await server.admit(USER, ("Topic:Orders", "Pub"))
     client = RemotingClient(sign=Signer(USER))
-    try:
 
-        async def code() -> int:
-            request = RemotingCommand.request(310, send_header("Orders", 0, {}), b"x")
-            return (await client.invoke(server.address, request, 5000)).code
+    async def code() -> int:
+        request = RemotingCommand.request(310, send_header("Orders", 0, {}), b"x")
+        return (await client.invoke(server.address, request, 5000)).code
 
-        assert [await code(), await code()] == [0, 0]
-        subject = {"subject": "User:shop", "resource": "Topic:Orders"}
-        assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, subject)).code == 0
-        assert await code() == DENIED
-        await server.grant(USER, ("*", "All"))
-        assert await code() == 0
-        named = {"username": "shop"}
-        off = b'{"userStatus":"disable"}'
-        assert (await server.ask(ADMIN, 3002, named, off)).code == 0
-        assert await code() == DENIED
-        assert (await server.ask(ADMIN, 3002, named, b'{"userStatus":"enable"}')).code == 0
-        assert await code() == 0
-        assert (await server.ask(ADMIN, 3003, named)).code == 0
-        assert await code() == DENIED
-    finally:
-        await client.close()
+    assert [await code(), await code()] == [0, 0]
+    subject = {"subject": "User:shop", "resource": "Topic:Orders"}
+    assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, subject)).code == 0
+    assert await code() == DENIED
+    await server.grant(USER, ("*", "All"))
+    assert await code() == 0
+    named = {"username": "shop"}
+    for code_of_admin, change, wanted in (
+        (3002, b'{"userStatus":"disable"}', DENIED),
+        (3002, b'{"userStatus":"enable"}', 0),
+        (3003, b"", DENIED),
+    ):
+        assert (await server.ask(ADMIN, code_of_admin, named, change)).code == 0
+        assert await code() == wanted
+    await client.close()
 
 
 async def test_the_codes_of_mqadmin(server):
@@ -662,7 +665,6 @@ async def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path):
 async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
     """Unsigned sends, of a user without the right, and with a wrong secret, while users are made;
     then the same files with the checks on."""
-    wrong = Credentials(access_key="shop", secret_key="wrong")
 
     async def codes(auth: AuthConfig) -> list[int]:
         async with broker_with_users(tmp_path, auth) as server:
@@ -670,8 +672,8 @@ async def test_audit_only_lets_pass_what_it_writes_down(tmp_path):
             # a stranger still cannot create a user
             body = UserInfo(username="x", password="y").encode()
             assert (await server.ask(None, 3001, {"username": "x"}, body)).code == DENIED
-            assert (await server.ask(wrong, 3005)).code == DENIED
-            sent = [await server.send(who) for who in (None, USER, wrong)]
+            assert (await server.ask(WRONG, 3005)).code == DENIED
+            sent = [await server.send(who) for who in (None, USER, WRONG)]
             sent.append((await server.ask(None, RequestCode.GET_ROUTEINFO_BY_TOPIC)).code)
             pull = {"consumerGroup": "g", "topic": "T"}
             sent.append((await server.ask(USER, RequestCode.GET_CONSUMER_LIST_BY_GROUP, pull)).code)
@@ -988,8 +990,7 @@ async def test_a_producer_without_rights_fails_at_once_and_says_why(both):
     names, server = both
     await server.create(USER)
     await until(lambda: names.guard.user("shop") is not None)
-    wrong = Credentials(access_key="shop", secret_key="wrong")
-    for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):
+    for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (WRONG, "not right")):
         client = ClientOptions(credentials=who)
         async with Producer("p", name_servers=names.address, client_options=client) as producer:
             # far longer than `play` waits: it does not try again
@@ -1067,7 +1068,7 @@ async def test_mqctl_rotates_a_secret_and_waits_for_the_last_client(both):
     mqctl = partial(mqctl_at, names.address)
     await server.admit(USER, ("Topic:T", "Pub"))
     code, out = await mqctl("user", "rotate", "shop", "--json")
-    secret = json.loads(out[out.index("{") :])["secretKey"]
+    secret = json_in(out)["secretKey"]
     assert code == 0 and len(secret) >= 24
     code, out = await mqctl("user", "show", "shop")
     assert code == 0 and "two secrets" in out and "never" in out and secret not in out
@@ -1105,8 +1106,7 @@ async def test_mqctl_imports_acl_1_twice_and_leaves_alone_what_differs(both, tmp
     async def run(*more: str) -> tuple[int, str, dict[str, Any]]:
         code, out = await mqctl_at(names.address, "acl", "import", str(file), "--json", *more)
         assert SECRET not in out and "file-secret" not in out
-        document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
-        return code, out, document
+        return code, out, json_in(out)
 
     code, _, first = await run("--dry-run")
     users = {each["username"]: each for each in first["users"]}
@@ -1149,7 +1149,7 @@ async def test_exported_metadata_have_users_and_rights_and_no_secret(both, tmp_p
     code, out = await mqctl_at(names.address, *run)
     assert code == 0 and USER.access_key not in server.service.tables.users.table
     code, out = await mqctl_at(names.address, *run, "--users")
-    document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+    document = json_in(out)
     assert code == 0 and document["users"] == 1, out
     assert set(document["newSecrets"]) == {USER.access_key}, "the admin was there"
     now = server.service.tables.users.table[USER.access_key]
@@ -1158,7 +1158,7 @@ async def test_exported_metadata_have_users_and_rights_and_no_secret(both, tmp_p
     new = Credentials(access_key=USER.access_key, secret_key=secret)
     assert await server.send(new) == 0
     code, out = await mqctl_at(names.address, *run, "--users")
-    document, _ = json.JSONDecoder().raw_decode(out[out.index("{") :])
+    document = json_in(out)
     assert (code, document["users"], document["newSecrets"]) == (0, 0, {})
     # A right that was taken away since does not come back, and is named.
     body = {"subject": f"User:{USER.access_key}", "resource": "Topic:T"}

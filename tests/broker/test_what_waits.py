@@ -13,7 +13,6 @@ from lone_broker import (
     lone_broker,
     make_group,
     messages,
-    refuse,
     run_with_broker,
     topic_header,
     until,
@@ -26,7 +25,6 @@ from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.message_store import MessageStore
 
@@ -140,20 +138,6 @@ async def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path):
             assert (await rig.ask(37, end_header(sent, COMMIT))).code == 0
         ends = (end_of(rig, "ORDERS"), end_of(rig, "BILLS"), end_of(rig, "BILLS", 1))
         assert ends == (1, 1, 1) and len(rig.service.features.transactions) == 0
-
-
-async def test_r56_r45_a_refused_op_goes_with_the_next(tmp_path, monkeypatch):
-    """However many commits come before the half is looked at again."""
-    async with lone_broker(tmp_path, broker=NO_CHECKS) as rig:
-        sent = await half(rig)
-        rig.service.path.hold.begin()  # else the master writes the op by itself
-        with monkeypatch.context() as full:
-            refuse(rig, full, TRANS_OP_HALF_TOPIC)
-            assert (await rig.ask(37, end_header(sent, COMMIT))).code != 0
-        rig.service.store.recent_commits.cut(0)  # as after 4096 others
-        again = await rig.ask(37, end_header(sent, COMMIT))
-        assert (again.code, end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (0, 1, 1)
-        rig.service.path.hold.release()
 
 
 async def test_r56_an_overdue_half_is_checked_when_its_producer_comes(tmp_path, monkeypatch):
