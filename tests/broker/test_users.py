@@ -719,30 +719,24 @@ async def test_the_audit_log_names_what_a_body_is_about_and_is_private(tmp_path,
     assert "Create/Update on Group:bar" in {line["resource"] for line in lines}
 
 
-async def test_r45_the_first_user_waits_for_disk_space(tmp_path, monkeypatch):
-    """Its record is refused: the mastership begins nevertheless."""
-    with monkeypatch.context() as full:
-        full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
-        async with broker_with_users(tmp_path) as server:
-            assert server.service.path.gate.is_master and "admin" not in server.service.tables.users
-            full.undo()
-            await until(lambda: "admin" in server.service.tables.users)
-
-
-async def test_r31_the_first_user_waits_while_writes_are_refused(tmp_path, monkeypatch):
-    """It would get no record, so no slave would ever have it."""
+async def test_r31_r45_the_first_user_waits_for_disk_space_and_until_writes_are_taken(
+    tmp_path, monkeypatch
+):
+    """1. Its record is refused: the mastership begins nevertheless. 2. There is space, but writes
+    are refused: it would get no record, so no slave would ever have it."""
     with monkeypatch.context() as full:
         full.setattr(UserService, "put", Mock(side_effect=PutUnavailable("no disk space")))
         async with broker_with_users(tmp_path) as server:
             service, gate = server.service, server.service.path.gate
+            assert gate.is_master and "admin" not in service.tables.users
             gate.refusal = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "cut off")
             full.undo()
             end = service.store.appender.end
             service._put_first_user()
             assert "admin" not in service.tables.users
             gate.refusal = None
-            service._put_first_user()
-            assert "admin" in service.tables.users and service.store.appender.end > end
+            await until(lambda: "admin" in service.tables.users)
+            assert service.store.appender.end > end
 
 
 async def test_a_new_secret_of_the_nodes_signs_towards_controllers_too(tmp_path):
