@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.replication.replication import Replication
-from batonmq.broker.request_fields import flag, invalid, number, text
+from batonmq.broker.request_fields import flag, invalid, number, system_error, text
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -31,8 +31,7 @@ from batonmq.protocol.bodies import (
     TopicConfigList,
     TopicList,
 )
-from batonmq.protocol.codes import HA_LINK_FIELD, SLAVE_NAME_FIELD, RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import HA_LINK_FIELD, SLAVE_NAME_FIELD, RequestCode
 from batonmq.protocol.topic_name import (
     OUR_TOPICS,
     SYSTEM_GROUPS,
@@ -286,10 +285,9 @@ class AdminProcessor:
         stats = self._path.stats
         shown = stats.shown(name, key)
         if shown is None:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR,
+            raise system_error(
                 f"The stats <{name}> <{key}> not exist: counted are {', '.join(stats.names)},"
-                " of what came or went since this broker began, within a day",
+                " of what came or went since this broker began, within a day"
             )
         return RemotingCommand.response_to(request, body=shown.encode())
 
@@ -312,9 +310,7 @@ class AdminProcessor:
         in classic mode."""
         answer = self._replication.epoch_cache()
         if answer is None:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
-            )
+            raise system_error("this broker does not run in controller mode")
         cache, process = answer
         return RemotingCommand.response_to(request, ext=process, body=cache.encode())
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batonmq.auth.policy import UserWrapper
+from batonmq.broker.request_fields import system_error
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, BrokerRefusal, RequestTimeoutError
+from batonmq.protocol.errors import BatonError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -163,10 +164,10 @@ class RegistrationByMembers:
         address, name_server = request.require("masterAddr"), request.require("nameServer")
         connection = self._client.live_connection(name_server)
         if connection is None or "registrar" not in connection.attachments:
-            raise _refused("this broker is not registered there")
+            raise system_error("this broker is not registered there")
         known = self._of_master(())
         if known is None or known[0].address != address:
-            raise _refused("this broker follows no such master")
+            raise system_error("this broker follows no such master")
         registration, version = known
         if connection.attachments.get("master") != (address, version):
             registration, version = self._of_master(None) or known
@@ -174,10 +175,6 @@ class RegistrationByMembers:
         if reply.code == ResponseCode.SUCCESS:
             connection.attachments["master"] = (address, version)
         return RemotingCommand.response_to(request, reply.code, reply.remark)
-
-
-def _refused(remark: str) -> BrokerRefusal:
-    return BrokerRefusal(ResponseCode.SYSTEM_ERROR, remark)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Reads a request's extFields. Each function raises BrokerRefusal(INVALID_PARAMETER) naming the
-field."""
+"""Reads a request's extFields, and makes the two most frequent refusals. Each function that reads
+raises BrokerRefusal(INVALID_PARAMETER) naming the field."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from batonmq.remoting.command import RemotingCommand
 
 def invalid(why: str) -> BrokerRefusal:
     return BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)
+
+
+def system_error(why: str) -> BrokerRefusal:
+    """With the code of all for which Java has no other one."""
+    return BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
 
 
 def text(request: RemotingCommand, key: str) -> str:

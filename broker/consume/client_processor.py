@@ -26,7 +26,7 @@ from batonmq.broker.consume.consumer_manager import (
 )
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.subscription_filter import filter_of, is_known, prepared
-from batonmq.broker.request_fields import invalid, text
+from batonmq.broker.request_fields import invalid, system_error, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
@@ -40,7 +40,7 @@ from batonmq.protocol.bodies import (
     SubscriptionData,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, ResponseError
+from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
@@ -426,9 +426,7 @@ class ConsumerLists:
         group = text(request, "consumerGroup")
         ids = await self.client_ids(group)
         if not ids:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is connected here"
-            )
+            raise system_error(f"no consumer of group {group} is connected here")
         body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
         return RemotingCommand.response_to(request, body=body)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
-from batonmq.broker.request_fields import text
+from batonmq.broker.request_fields import system_error, text
 from batonmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
@@ -63,7 +63,7 @@ class ConnectionProcessor:
         group = text(request, "producerGroup")
         members = self._clients.producers.get(group)
         if not members:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+            raise system_error(f"the producer group[{group}] not exist")
         body = ProducerConnection(connection_set=await _connections(members.values()))
         return RemotingCommand.response_to(request, body=body.encode())
 

@@ -17,7 +17,7 @@ from batonmq.auth.signature import SIGNED_FIELDS
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
-from batonmq.broker.request_fields import flag, invalid, number, stored_at, text
+from batonmq.broker.request_fields import flag, invalid, number, stored_at, system_error, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_keys import SEPARATOR
 from batonmq.broker.tables.topics import TopicService
@@ -327,10 +327,7 @@ class GroupAdminProcessor:
         begin = self._store.queries.min_offset_in_queue(topic, queue_id)
         end = self._store.queries.max_offset_in_queue(topic, queue_id)
         if not begin <= offset <= end:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR,
-                f"Target offset {offset} not in consume queue range [{begin}-{end}]",
-            )
+            raise system_error(f"Target offset {offset} not in consume queue range [{begin}-{end}]")
 
     async def _send_to_members(
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
@@ -341,9 +338,8 @@ class GroupAdminProcessor:
         async for queue_id, offset in in_turns(wanted.items()):
             consumed = self._offsets.query(group, topic, queue_id)
             if consumed < 0:
-                raise BrokerRefusal(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"The consumer group <{group}> not exist: it has no offset of queue {queue_id}",
+                raise system_error(
+                    f"The consumer group <{group}> not exist: it has no offset of queue {queue_id}"
                 )
             targets[queue_id] = offset if is_forced else min(offset, consumed)
         members = self._members(group)
@@ -379,10 +375,7 @@ class GroupAdminProcessor:
             each async for each in in_turns(self._members(group)) if wanted in ("", each.client_id)
         ]
         if not members:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR,
-                f"No Any Consumer online in the consumer group: [{group}]",
-            )
+            raise system_error(f"No Any Consumer online in the consumer group: [{group}]")
         asked = {"topic": topic, "group": group}
         answers = []
         # A few at a time: a group may have thousands of members (R58).
@@ -417,9 +410,7 @@ class GroupAdminProcessor:
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"no message {message_id} is stored here"
-            )
+            raise system_error(f"no message {message_id} is stored here")
         group = self._topics.groups.get(text(request, "consumerGroup"))
         config = self._topics.get(request.ext.get("topic", ""))
         more = {
@@ -435,9 +426,7 @@ class GroupAdminProcessor:
         group, client_id = text(request, "consumerGroup"), text(request, "clientId")
         found = [each for each in self._members(group) if each.client_id == client_id]
         if not found:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
-            )
+            raise system_error(f"The Consumer <{group}> <{client_id}> not online")
         # Without the admin's signature: the consumer must not be able to replay it.
         ext = {name: value for name, value in ext.items() if name not in SIGNED_FIELDS}
         try:
@@ -447,7 +436,7 @@ class GroupAdminProcessor:
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout"
             ) from error
         except ConnectError as error:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise system_error(str(error)) from error
         return RemotingCommand.response_to(
             request, answer.code, answer.remark, answer.ext, answer.body
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
-from batonmq.broker.request_fields import flag, invalid, number, text
+from batonmq.broker.request_fields import flag, invalid, number, system_error, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, queue_end
 from batonmq.broker.tables.topics import TopicService
@@ -189,9 +189,7 @@ class QueryProcessor:
         record = self._store.queries.look_message_by_offset(offset)
         # As in Java, whose clients take this code for a message that is gone.
         if record is None:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"no message begins at physical offset {offset}"
-            )
+            raise system_error(f"no message begins at physical offset {offset}")
         return RemotingCommand.response_to(request, body=without_crc(record))
 
     def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -217,9 +215,7 @@ class QueryProcessor:
                 found = self._filters.get(group, topic)
                 body.filter_data = (found.encode() if found is not None else b"null").decode()
         if not body.max_queue_index:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"queue {queue_id} of topic {topic} has no messages here"
-            )
+            raise system_error(f"queue {queue_id} of topic {topic} has no messages here")
         return RemotingCommand.response_to(request, body=body.encode())
 
 

@@ -19,7 +19,7 @@ from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
-from batonmq.broker.request_fields import number, text
+from batonmq.broker.request_fields import number, system_error, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -309,7 +309,7 @@ class PopProcessor:
         except Exception as error:  # of one request: the others of this slice must be answered
             log.exception("pop_failed topic=%s group=%s", pop.topic, pop.group)
             what = f"this request could not be answered: {error!r}"
-            self._refuse(pop, BrokerRefusal(ResponseCode.SYSTEM_ERROR, what))
+            self._refuse(pop, system_error(what))
 
     def tick(self, now_ms: int) -> bool:
         """Answers a slice of the expired requests; returns whether there may be more."""

@@ -14,12 +14,11 @@ from typing import Final
 
 from batonmq.auth.guard import Require
 from batonmq.auth.rights import pop_topic_needs
-from batonmq.broker.request_fields import number, text
+from batonmq.broker.request_fields import number, system_error, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import (
     DELAY,
@@ -68,9 +67,7 @@ class SendBackProcessor:
         offset = number(request, "offset")
         record = self._path.store.queries.look_message_by_offset(offset)
         if record is None:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}"
-            )
+            raise system_error(f"look message by offset failed, {offset}")
         level = number(request, "delayLevel")
         failed = message_to_store(record)
         self._require(request, connection, pop_topic_needs(failed.topic, group.group_name))

@@ -22,7 +22,7 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
-from batonmq.broker.request_fields import invalid
+from batonmq.broker.request_fields import invalid, system_error
 from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send.send_back import dead_letter_properties
 from batonmq.broker.tables.topics import TopicService
@@ -412,10 +412,9 @@ class SendProcessor:
             raise GateClosedError(self._gate.refusal)
         self._flow.check(len(self._acks), self._clock_ms())
         if self._min_in_sync > 1 and self._in_sync_count() < self._min_in_sync:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR,
+            raise system_error(
                 f"in-sync replicas not enough: {self._in_sync_count()},"
-                f" minInSyncReplicas is {self._min_in_sync}",
+                f" minInSyncReplicas is {self._min_in_sync}"
             )
         topic = ext.topic
         queues = self._queues.get(topic)

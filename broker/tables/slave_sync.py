@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batonmq.auth.policy import UserWrapper
+from batonmq.broker.request_fields import system_error
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.broker_tables import BrokerTables as BrokerTables
 from batonmq.broker.tables.consumer_offset import OffsetTable
@@ -38,7 +39,6 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import (
     BatonError,
-    BrokerRefusal,
     RemoteProtocolError,
     ResponseError,
 )
@@ -449,9 +449,7 @@ class Pages:
     def _page(self, request: RemotingCommand, name: str) -> RemotingCommand:
         body, begin = self._bodies.get(name), request.require_int(EXT_BODY_FROM)
         if body is None or not 0 <= begin < len(body):
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"no page of table {name} at {begin} is kept: ask again"
-            )
+            raise system_error(f"no page of table {name} at {begin} is kept: ask again")
         page = body[begin : begin + PAGE_SIZE]
         # The last page: if it gets lost the slave fetches the whole table again.
         if begin + len(page) == len(body):

@@ -22,7 +22,7 @@ from typing import Final
 from batonmq.auth.guard import Require, allow_all
 from batonmq.auth.rights import publish_needs
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.request_fields import flag, number, stored_at, text
+from batonmq.broker.request_fields import flag, number, stored_at, system_error, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.topic_config import topic_config
 from batonmq.broker.tables.topics import TopicService, readable_queue
@@ -249,7 +249,7 @@ class TransactionService(LogFeature):
         record = self._store.queries.look_message_by_offset(phy_offset)
         half = decode_record(record) if record is not None else None
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
-            raise _refused(f"no half message at commitLogOffset {phy_offset}")
+            raise system_error(f"no half message at commitLogOffset {phy_offset}")
         _check_same(half, group, queue_offset, phy_offset)
         self.require(request, channel, publish_needs(half.properties.get(REAL_TOPIC, "")))
         if not from_check:
@@ -260,7 +260,7 @@ class TransactionService(LogFeature):
         if not offsets and await self._other_end_is_over(queue_offset, key):
             return await self.end_transaction(request, channel)
         if not offsets:
-            raise _refused(f"the transaction of half message {queue_offset} has ended already")
+            raise system_error(f"the transaction of half message {queue_offset} has ended already")
         # The commit may already be in the log without its op: do not commit twice.
         committed_before = any(map(self._is_committed, offsets))
         try:
@@ -275,7 +275,9 @@ class TransactionService(LogFeature):
         # Shielded: other requests of this turn wait for the same op.
         await asyncio.shield(done)
         if committed_before and outcome != TRANSACTION_COMMIT:
-            raise _refused(f"the transaction of half message {queue_offset} was committed before")
+            raise system_error(
+                f"the transaction of half message {queue_offset} was committed before"
+            )
         return RemotingCommand.response_to(request)
 
     async def _other_end_is_over(self, queue_offset: int, key: bytes) -> bool:
@@ -308,7 +310,7 @@ class TransactionService(LogFeature):
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         half = decode_record(record) if record is not None else None
         if record is None or half is None or not half.properties.get(REAL_TOPIC):
-            raise _refused(f"no half message {message_id} is stored here")
+            raise system_error(f"no half message {message_id} is stored here")
         _require_same_topic(self._topics, half)
         copy = checked_once_more(record, 0)
         if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
@@ -316,7 +318,7 @@ class TransactionService(LogFeature):
         elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC:
             await self._reopen(half, copy)
         else:
-            raise _refused(
+            raise system_error(
                 f"message {message_id} of topic {half.topic} is no half message that waits or was"
                 f" given up ({TRANS_CHECK_MAX_TIME_TOPIC})"
             )
@@ -326,7 +328,7 @@ class TransactionService(LogFeature):
         """Writes an open half message again, with a check count of 0."""
         offsets = self._table.to_end(half.queue_offset, key)
         if not offsets:
-            raise _refused(f"half message {half.msg_id} is being ended or checked right now")
+            raise system_error(f"half message {half.msg_id} is being ended or checked right now")
         try:
             self._store.appender.put_stored(copy)
             done = self._write_op(offsets)
@@ -342,17 +344,19 @@ class TransactionService(LogFeature):
         name, place = f"half message {half.msg_id}", half.physical_offset
         key = half.properties.get(UNIQ_KEY, "")
         if not key:
-            raise _refused(f"{name} has no UNIQ_KEY: it is unknown whether it has ended since")
+            raise system_error(f"{name} has no UNIQ_KEY: it is unknown whether it has ended since")
         if not self._config.store.message_index_enable:
-            raise _refused(
+            raise system_error(
                 f"{name}: without messageIndexEnable it is unknown whether it has ended since"
             )
         for topic in (TRANS_HALF_TOPIC, half.properties[REAL_TOPIC]):
             found = self._store.queries.query_message(topic, key, SLICE, 0, NEVER)
             if any(decode_record(one).physical_offset > place for one in found.parts):
-                raise _refused(f"{name} was taken back or ended since: topic {topic} has its key")
+                raise system_error(
+                    f"{name} was taken back or ended since: topic {topic} has its key"
+                )
         if self._table.is_waiting(transaction_key(copy.properties)) or place in self._resumed:
-            raise _refused(f"{name}: a half message of its key waits already")
+            raise system_error(f"{name}: a half message of its key waits already")
         copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
         put = self._store.appender.put_stored(copy)
         self._resumed.add(place)
@@ -375,7 +379,7 @@ class TransactionService(LogFeature):
         _require_same_topic(self._topics, half)
         place = real_place(message_to_store(record).properties)
         if place is None:
-            raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
+            raise system_error(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
         place = place[0], readable_queue(self._topics.existing(place[0]), place[1])
         put = self._path.put_stored(committed(record, latest_offset, place))
         # Until its op is put: an end that fails in between must not commit it again.
@@ -522,10 +526,6 @@ def _retrieved(done: asyncio.Future[None]) -> None:
         done.exception()
 
 
-def _refused(why: str) -> BrokerRefusal:
-    return BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
-
-
 def _changed() -> BrokerRefusal:
     return BrokerRefusal(
         ResponseCode.SERVICE_NOT_AVAILABLE, "the role of this broker changed: the check decides"
@@ -540,7 +540,7 @@ def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int
         ("commitLogOffset", phy_offset, half.physical_offset),
     ):
         if asked != has:
-            raise _refused(f"{what} is {asked}, the half message has {has}")
+            raise system_error(f"{what} is {asked}, the half message has {has}")
 
 
 def _check_immunity(half: MessageExt, now_ms: int) -> None:
