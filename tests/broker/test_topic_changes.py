@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from lone_broker import Rig, lone_broker, send_header
+from lone_broker import Rig, lone_broker
 
-from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
@@ -13,8 +12,7 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.records.codec import NewMessage, decode_records
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
@@ -25,32 +23,6 @@ async def settings(rig: Rig) -> TopicConfig:
     reply = await rig.ask(351, {"topic": "T"})
     assert reply.code == ResponseCode.SUCCESS
     return TopicConfig.decode(reply.body)
-
-
-async def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path):
-    """Controllers used to send their history to a topic that brokers treated specially. One that is
-    not upgraded yet still does; its requests are these."""
-    topic = {"topic": "BATON_SYS_HISTORY"}
-    header = send_header("BATON_SYS_HISTORY", 0, {}) | {
-        "a": "BATON_SYS_CONTROLLER",
-        "c": "",
-        "m": "true",
-    }
-    items = [BatchItem(b'{"part":0}', encode_properties({"KEYS": "7 log-7-0"}).encode())] * 2
-
-    async with lone_broker(tmp_path) as rig:
-        newest = await rig.ask(30, topic | {"queueId": "0"})
-        assert (newest.code, newest.ext["offset"]) == (ResponseCode.SUCCESS, "0")
-        missing = await rig.ask(320, header, encode_batch(items))
-        assert missing.code == ResponseCode.TOPIC_NOT_EXIST
-        made = topic | {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
-        assert (await rig.ask(17, made)).code == ResponseCode.SUCCESS
-        assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
-    async with lone_broker(tmp_path) as rig:
-        found = await rig.pull("BATON_SYS_HISTORY")
-        assert [each.keys for each in decode_records(found.body)] == ["7 log-7-0"] * 2
-        assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
-        assert (await rig.ask(215, topic)).code == ResponseCode.SUCCESS
 
 
 async def test_r31_only_what_is_given_changes(rig):
