@@ -177,10 +177,10 @@ def test_a_group_of_ten_thousand_is_never_sorted_or_searched_as_a_whole() -> Non
     assert max(compared) < 200
 
 
-FEWER = MANY // 2
-SITUATIONS: dict[str, Callable[[World], Awaitable[object] | object]] = {}
-WITH_FEWER: set[str] = set()
-"""Those that look at FEWER of them: they do most for each, and the bound is five lines for each."""
+GROUPS, QUEUES = MANY // 2, MANY // 4
+"""Of the two situations in which most is done for each of them."""
+SITUATIONS: dict[str, tuple[int, Callable[[World], Awaitable[object] | object]]] = {}
+"""How many there are of what it is about, and what happens."""
 
 
 async def each(step: Callable[[int], object], many: int = MANY) -> None:
@@ -305,11 +305,9 @@ def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     runner.run(life.__aexit__(None, None, None))
 
 
-def situation(name: str, *, fewer: bool = False) -> Callable[[Any], Any]:
+def situation(name: str, many: int = MANY) -> Callable[[Any], Any]:
     def note(play: Any) -> Any:
-        SITUATIONS[name] = play
-        if fewer:
-            WITH_FEWER.add(name)
+        SITUATIONS[name] = many, play
         return play
 
     return note
@@ -369,19 +367,19 @@ async def _register(world: World) -> None:
     world.names.connection_lost(world.channel)  # type: ignore[arg-type]
 
 
-@situation("34 of a client with many topics, then groups; it leaves", fewer=True)
+@situation("34 of a client with many topics, then groups; it leaves", GROUPS)
 async def _heartbeats(world: World) -> None:
-    topics = [f"T{number}" for number in range(FEWER)]
+    topics = [f"T{number}" for number in range(GROUPS)]
     beat = heartbeat("c", *topics, group="g1")
     groups = heartbeat("c")
-    of_group = [heartbeat("c", "T1", group=f"g{number}") for number in range(FEWER)]
+    of_group = [heartbeat("c", "T1", group=f"g{number}") for number in range(GROUPS)]
     groups.consumer_data_set = [each.consumer_data_set[0] for each in of_group]
     bodies = [beat.encode(), beat.encode(), groups.encode(), groups.encode()]
     for body in bodies:
         reply = world.ask(34, body=body)
         await reply if inspect.isawaitable(reply) else reply
     manager = world.service.consumers
-    assert len(manager.groups) >= FEWER
+    assert len(manager.groups) >= GROUPS
     world.service.clients.disconnected(world.channel)  # type: ignore[arg-type]
     await until(lambda: not manager.is_known(world.channel))
 
@@ -490,9 +488,9 @@ async def agreed(*_: object) -> bool:
     return True
 
 
-@situation("a consumer of many queues: takes them up, stores progress, gives them up", fewer=True)
+@situation("a consumer of many queues: takes them up, stores progress, gives them up", QUEUES)
 async def _client_of_queues(_: World) -> None:
-    queues = tuple(MessageQueue("T0", "b", number) for number in range(FEWER))
+    queues = tuple(MessageQueue("T0", "b", number) for number in range(QUEUES))
     async with client_of(1) as client:
         options = PushConsumerOptions(model=MessageModel.BROADCASTING)
         consumer = PushConsumer("g", lambda *_: None, client=client, options=options)
@@ -503,9 +501,9 @@ async def _client_of_queues(_: World) -> None:
         routes = client.routes
         routes._adopt(changed(routes.cached("T0"), subscribe_queues=queues))  # type: ignore[type-var]
         await consumer._rebalance()
-        assert len(consumer._readers) == FEWER
+        assert len(consumer._readers) == QUEUES
         await asyncio.sleep(0)
-        await each(lambda number: offsets.update(queues[number], 1), FEWER)
+        await each(lambda number: offsets.update(queues[number], 1), QUEUES)
         consumer.masters_moved(["b"])
         await asyncio.sleep(0)
         await offsets.persist()
@@ -653,9 +651,11 @@ async def _tables(world: World) -> None:
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_no_turn_walks_over_all_of_them(world: World, runner: asyncio.Runner, name: str) -> None:
+    many, happens = SITUATIONS[name]
+
     async def play() -> None:
         await asyncio.sleep(0)
-        result = SITUATIONS[name](world)
+        result = happens(world)
         if inspect.isawaitable(result):
             result = await result
         if isinstance(result, RemotingCommand):
@@ -665,7 +665,6 @@ def test_no_turn_walks_over_all_of_them(world: World, runner: asyncio.Runner, na
     with counted_turns() as turns:
         runner.run(play())
     logging.disable(logging.NOTSET)
-    many = FEWER if name in WITH_FEWER else MANY
     assert turns.lines <= 5 * many, f"{turns.lines} lines in one turn"
 
 
