@@ -16,6 +16,7 @@ from unittest.mock import AsyncMock
 import grpc
 import grpc.aio
 import pytest
+from local_log import alone
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.rules.commands import RULES_VERSION
@@ -574,11 +575,7 @@ async def test_g7_all_controllers_restart_and_go_on(new_cluster, monkeypatch):
 @pytest.mark.parametrize("offset", [0, 1, 2])
 async def test_a_taken_port_is_named_and_nothing_stays_open(offset, tmp_path):
     base = free_ports(3)
-    config = ControllerConfig(
-        controller_peers=f"n0-127.0.0.1:{base}",
-        bind_address="127.0.0.1",
-        controller_store_path=str(tmp_path),
-    )
+    config = alone(tmp_path, base)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

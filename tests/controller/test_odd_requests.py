@@ -10,9 +10,9 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from local_log import alone
 from odd_requests import NAMES, SEEDS, OddRequests
 
-from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.raft.node import RaftLog
 from batonmq.controller.service import ControllerService, _raft_settings
@@ -75,11 +75,7 @@ def controller_of(folder: Path, base: int) -> ControllerService:
     def fatal(what: str) -> None:
         raise AssertionError(what)
 
-    config = ControllerConfig(
-        controller_peers=f"n0-127.0.0.1:{base}",
-        bind_address="127.0.0.1",
-        controller_store_path=str(folder / "controller"),
-    )
+    config = alone(folder / "controller", base)
     log = RaftLog(_raft_settings(config), Machine(), on_fatal=fatal)
     return ControllerService(config, replicated_log=log)
 

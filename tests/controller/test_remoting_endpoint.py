@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_log import LocalLog
+from local_log import LocalLog, alone
 
 from batonmq.client.admin.admin import Admin
-from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import ElectMaster
@@ -84,12 +83,7 @@ class Endpoint:
 @contextlib.asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Endpoint]:
     log = LocalLog("n0", Machine())
-    config = ControllerConfig(
-        controller_peers=f"n0-127.0.0.1:{free_ports(10)}",
-        bind_address="127.0.0.1",
-        controller_store_path=str(folder),
-    )
-    service = ControllerService(config, replicated_log=log)
+    service = ControllerService(alone(folder, free_ports(10)), replicated_log=log)
     await service.start()
     endpoint = Endpoint(service, log)
     try:

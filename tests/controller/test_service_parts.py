@@ -8,9 +8,8 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from local_log import LocalLog
+from local_log import LocalLog, alone
 
-from batonmq.controller.config import ControllerConfig
 from batonmq.controller.liveness.events import (
     OfferLead,
     ProposeElect,
@@ -62,14 +61,7 @@ class Scene:
         script.three_in_sync()
         self.state = script.state
         self.log = Log("n0", Machine(self.state))
-        self.service = ControllerService(
-            ControllerConfig(
-                controller_peers="n0-h0:9878",
-                controller_self_id="n0",
-                controller_store_path=str(folder),
-            ),
-            replicated_log=self.log,
-        )
+        self.service = ControllerService(alone(folder), replicated_log=self.log)
         self.pushed: list[Any] = []
         session = self.service.sessions.add("broker-a", 1, "life-1")
         session.send = self.pushed.append
@@ -137,7 +129,7 @@ async def test_a_rule_that_breaks_at_a_heartbeat_reaches_the_handler_of_the_loop
 
 async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(tmp_path, script):
     """Two processes with one log could vote twice."""
-    first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
+    first, second = (ControllerService(alone(tmp_path)) for _ in range(2))
     await first._open_store()
     with pytest.raises(FolderLockedError):
         await second._open_store()
@@ -147,19 +139,13 @@ async def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(tmp_
 
 
 async def test_a_history_that_cannot_be_synced_does_not_keep_the_folder(tmp_path, monkeypatch):
-    first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
+    first, second = (ControllerService(alone(tmp_path)) for _ in range(2))
     await first._open_store()
     with monkeypatch.context() as broken:
         broken.setattr(disk, "fsync", Mock(side_effect=OSError(errno.EIO, "I/O error")))
         await first.close()
     await second._open_store()
     await second.close()
-
-
-def one_of(folder: Path) -> ControllerConfig:
-    return ControllerConfig(
-        controller_peers="n0-h0:9878", controller_self_id="n0", controller_store_path=str(folder)
-    )
 
 
 async def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path, script):

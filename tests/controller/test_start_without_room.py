@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from local_log import alone
 
 from batonmq.client.admin.admin import Admin
 from batonmq.controller.config import ControllerConfig
@@ -29,12 +30,10 @@ REGISTER = RegisterBroker(broker_name="b", incarnation="life", register_check_co
 
 
 def config_in(folder: Path) -> ControllerConfig:
-    return ControllerConfig(
-        controller_peers=f"n0-127.0.0.1:{free_ports(3)}",
-        controller_self_id="n0",
-        bind_address="127.0.0.1",
-        controller_store_path=str(folder),
-        # It is alone, and started many times: its elections need not be long.
+    return alone(
+        folder,
+        free_ports(3),
+        # It is started many times: its elections need not be long.
         raft_election_timeout_min_ms=50,
         raft_election_timeout_max_ms=60,
         raft_heartbeat_ms=10,

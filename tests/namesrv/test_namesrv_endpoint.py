@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from local_log import alone
 
-from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv import service as namesrv_service
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import ORDER_TOPIC_CONFIG, ROUTED_AT_ONCE, NamesrvEndpoint
@@ -477,16 +477,10 @@ async def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
 
 def with_controller(folder: Path, port: int) -> NamesrvService:
     """A name server with the only controller, at that port."""
-    controller = ControllerConfig(
-        controller_peers=f"n0-127.0.0.1:{port}",
-        controller_self_id="n0",
-        controller_store_path=str(folder),
-        bind_address="127.0.0.1",
-    )
     config = NamesrvConfig(
         listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
     )
-    return NamesrvService(config, controller)
+    return NamesrvService(config, alone(folder, port))
 
 
 async def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 from fake_controller import RecordingBroker, Wanted, manager_config
-from local_log import LocalLog
+from local_log import LocalLog, alone
 
-from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -113,12 +112,9 @@ class Group:
     """One controller and the replicas of one group."""
 
     def __init__(self, folder: Path, protocol: Protocol) -> None:
-        port = free_ports(2)
-        config = ControllerConfig(
-            controller_peers=f"n0-127.0.0.1:{port}",
-            controller_self_id="n0",
-            controller_store_path=str(folder / "controller"),
-            bind_address="127.0.0.1",
+        config = alone(
+            folder / "controller",
+            free_ports(2),
             broker_session_timeout_ms=PATIENT.session_timeout_ms,
             master_lease_ms=PATIENT.master_lease_ms,
         )

@@ -1,8 +1,11 @@
-"""`LocalLog`: a replicated log of one node, which applies in place what is proposed."""
+"""A controller that is alone: its settings, and a log that applies in place what is proposed."""
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import (
     Applied,
     Commit,
@@ -14,6 +17,17 @@ from batonmq.controller.raft.log import (
 )
 from batonmq.controller.rules.commands import AnyCommand, encode
 from batonmq.controller.rules.state import ControllerState
+
+
+def alone(folder: Path, port: int = 9878, **more: Any) -> ControllerConfig:
+    """`port` is the first of three."""
+    return ControllerConfig(
+        controller_peers=f"n0-127.0.0.1:{port}",
+        controller_self_id="n0",
+        bind_address="127.0.0.1",
+        controller_store_path=str(folder),
+        **more,
+    )
 
 
 class LocalLog:
@@ -45,14 +59,11 @@ class LocalLog:
         if not self._leading:
             return NotApplied("not the leader")
         self._index += 1
-        commit = self._machine.commit(self._encoded(command), self._index)
+        # A single controller knows all members, so it uses its newest rules.
+        commit = self._machine.commit(encode(command, self._machine.rules), self._index)
         for callback in self._applied_callbacks:
             callback(commit)
         return Applied(commit.result)
-
-    def _encoded(self, command: AnyCommand) -> bytes:
-        # A single controller knows all members, so it uses its newest rules.
-        return encode(command, self._machine.rules)
 
     async def read_barrier(self, timeout_ms: int) -> bool:
         await asyncio.sleep(0)
