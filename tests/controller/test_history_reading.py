@@ -1,15 +1,7 @@
-"""The history that a node tells: its replicated state, and from the files what that has lost.
-
-Also kill -9 of a process that writes files of a bounded size: nothing is torn, lost or doubled.
-"""
+"""The history that a node tells: its replicated state, and from the files what that has lost."""
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,11 +30,16 @@ def file(path):
     made.close()
 
 
-def told(path, state, name="", after=0, limit=0):
+def answered(path, ask):
     history = HistoryLog(path)
     history.open(size_max=4_000, files=1_000)
-    events = asyncio.run(history.events(state, name, after, limit))
+    answer = asyncio.run(ask(history))
     history.close()
+    return answer
+
+
+def told(path, state, name="", after=0, limit=0):
+    events = answered(path, lambda history: history.events(state, name, after, limit))
     return [(each.log, each.raft_index) for each in events]
 
 
@@ -77,14 +74,7 @@ def test_what_the_state_had_to_forget_is_told_from_the_files(path, file):
 
 def paged(path, state, after, limit=0):
     """(events, whether they follow) as a stream of the history asks for them."""
-
-    async def ask():
-        return await history.page(state, after, limit)
-
-    history = HistoryLog(path)
-    history.open(size_max=4_000, files=1_000)
-    page = asyncio.run(ask())
-    history.close()
+    page = answered(path, lambda history: history.page(state, after, limit))
     return [(each.log, each.raft_index) for each in page.events], page.follows
 
 
@@ -116,50 +106,6 @@ def test_a_state_that_never_forgot_needs_no_file(path):
     state = ControllerState(log_name="now", history=(event(5), event(9)))
     assert paged(path, state, ("now", 5, -1)) == ([("now", 5), ("now", 9)], True)
     assert paged(path, state, ("now", 7, 0)) == ([("now", 9)], True)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from batonmq.history.event import EventKind, HistoryEvent
-from batonmq.history.file import HistoryFile
-file = HistoryFile(Path(sys.argv[1]), size_max=600, files=100_000)
-for index in range(int(sys.argv[2]), 100_000):
-    made = HistoryEvent(log="now", raft_index=index, time_ms=1, kind=EventKind.ELECTED)
-    file.append([made])
-    print(index, flush=True)
-"""
-
-
-def test_kill_9_while_files_are_divided_loses_doubles_and_tears_nothing(tmp_path):
-    """A file every few events, the writer killed in between; its successor begins from 1 again."""
-    path = tmp_path / "history-n0.jsonl"
-    root = Path(__file__).parents[2]
-    for wanted in (40, 90, 150):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), "1"],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )
-        assert writer.stdout is not None
-        said = 0
-        while said < wanted:
-            said = int(writer.stdout.readline())
-        writer.send_signal(signal.SIGKILL)
-        rest = writer.stdout.read().split("\n")
-        writer.wait()
-        writer.stdout.close()
-        said = max([said, *(int(line) for line in rest[:-1])])
-        last = HistoryFile(path, size_max=600, files=100_000)
-        last.close()
-        files = sorted(tmp_path.glob("history-n0.*.jsonl"), key=lambda each: each.name)
-        lines = [line for each in (*files, path) for line in each.read_text().splitlines()]
-        indexes = [json.loads(line)["raft_index"] for line in lines]
-        assert indexes == list(range(1, len(indexes) + 1))
-        assert len(indexes) >= said
-        assert len(files) > wanted // 20  # some ten events each
 
 
 def snapshot(*indexes):
