@@ -147,8 +147,8 @@ async def test_of_too_many_strangers_the_oldest_makes_room(tmp_path, monkeypatch
     """Else whoever keeps the places filled would keep members out."""
     monkeypatch.setattr(transport, "_STRANGER_S", 60.0)
     monkeypatch.setattr(transport, "_STRANGERS_MAX", 2)
-    async with dialled_alone(tmp_path) as (cluster, node):
-        strangers, opened = node._unknownConnections, []
+    async with nodes(tmp_path, {}) as cluster:
+        strangers, opened = transport_of(cluster)._unknownConnections, []
         for number in range(3):
             first = cluster.peers[0]
             opened.append(await asyncio.open_connection(first.host, first.raft_port))
@@ -209,9 +209,10 @@ async def test_a_member_that_dials_again_has_one_connection(tmp_path):
         writer.write(frame(greeting_of(cluster, address=own, echo=answer.nonce).encode()))
         return reader, writer
 
-    async with dialled_alone(tmp_path) as (cluster, node):
+    async with nodes(tmp_path, {}) as cluster:
         older, first = await dial(cluster)
-        while not any(each.admitted for each in node._connections.values()):  # noqa: ASYNC110
+        dialled = transport_of(cluster)._connections
+        while not any(each.admitted for each in dialled.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         _, second = await dial(cluster)
         await older.read()
@@ -221,7 +222,7 @@ async def test_a_member_that_dials_again_has_one_connection(tmp_path):
 
 async def test_a_member_that_goes_away_is_named_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "_APART_S", 0.1)
-    async with pair(tmp_path) as cluster:
+    async with nodes(tmp_path, {}, {}) as cluster:
         for _ in range(2):
             await cluster.leader()
             node = cluster.nodes["n0"]
@@ -237,34 +238,24 @@ def messages(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @asynccontextmanager
-async def pair(
-    folder: Path,
-    first: dict[str, Any] | None = None,
-    second: dict[str, Any] | None = None,
-    peers: tuple[Peer, ...] = (),
+async def nodes(
+    folder: Path, *each: dict[str, Any], peers: tuple[Peer, ...] = ()
 ) -> AsyncIterator[Cluster]:
-    """Two nodes of three, n0 dialled by n1, each with its own arguments."""
+    """The first one or two of three, each with its own arguments: n0, which n1 dials."""
     cluster = Cluster(folder, peers=peers or ordered_peers())
     try:
-        await cluster.start("n0", **(first or {}))
-        await cluster.start("n1", **(second or {}))
+        for number, arguments in enumerate(each):
+            await cluster.start(f"n{number}", **arguments)
         async with asyncio.timeout(10):
             yield cluster
     finally:
         await cluster.close()
 
 
-@asynccontextmanager
-async def dialled_alone(folder: Path) -> AsyncIterator[tuple[Cluster, Any]]:
-    """n0 of three, which the others would dial, and its transport."""
-    cluster = Cluster(folder, peers=ordered_peers())
-    try:
-        node = await cluster.start("n0")
-        assert node._node is not None
-        async with asyncio.timeout(10):
-            yield cluster, node._node.transport
-    finally:
-        await cluster.close()
+def transport_of(cluster: Cluster) -> Any:
+    node = cluster.nodes["n0"]._node
+    assert node is not None
+    return node.transport
 
 
 def ordered_peers() -> tuple[Peer, ...]:
@@ -285,7 +276,7 @@ async def said(cluster: Cluster, node_id: str, text: str) -> str:
 async def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path):
     peers = ordered_peers()
     stranger = Peer("n9", "127.0.0.1", 9, 9, 9)
-    async with pair(tmp_path, {}, {"peers": (*peers[:2], stranger)}, peers) as cluster:
+    async with nodes(tmp_path, {}, {"peers": (*peers[:2], stranger)}, peers=peers) as cluster:
         for node_id, other in (("n0", "n1"), ("n1", "n0")):
             problem = await said(cluster, node_id, "its members are")
             assert problem.startswith(f"controller {other} (127.0.0.1:")
@@ -407,7 +398,7 @@ async def test_another_password_is_refused_and_both_sides_say_so(tmp_path, caplo
     caplog.set_level(logging.INFO)
     first = {"password_file": secret(tmp_path, "one")} if which != "none at the dialled" else {}
     second = {"password_file": secret(tmp_path, "two")} if which != "none at the dialling" else {}
-    async with pair(tmp_path, first, second) as cluster:
+    async with nodes(tmp_path, first, second) as cluster:
         await said(cluster, "n1", "another Raft password (raftPasswordFile)")
         await said(cluster, "n0", "does not answer on its Raft port")
         assert not any(cluster.leading.values())
