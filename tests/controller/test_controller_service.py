@@ -252,27 +252,16 @@ class Cluster:
             yield sessions
 
 
-NewCluster = Callable[[], contextlib.AbstractAsyncContextManager[Cluster]]
-
-
 @pytest.fixture
-def new_cluster(tmp_path: Path) -> NewCluster:
-    @contextlib.asynccontextmanager
-    async def started() -> AsyncIterator[Cluster]:
-        cluster = Cluster(free_ports(9), tmp_path)
-        try:
-            for node_id in ("n0", "n1", "n2"):
-                await cluster.start(node_id)
-            yield cluster
-        finally:
-            await cluster.close()
-
-    return started
-
-
-@pytest.fixture
-def cluster(new_cluster: NewCluster) -> contextlib.AbstractAsyncContextManager[Cluster]:
-    return new_cluster()
+@contextlib.asynccontextmanager
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(free_ports(9), tmp_path)
+    try:
+        for node_id in ("n0", "n1", "n2"):
+            await cluster.start(node_id)
+        yield cluster
+    finally:
+        await cluster.close()
 
 
 async def test_r20_both_endpoints_answer_and_every_node_pushes_what_was_applied(cluster):
@@ -517,7 +506,7 @@ async def test_an_election_that_is_asked_for_is_told_with_who_saw_it_when_and_wh
         assert (leads["node"], leads["started_ms"] > 0) == (leader, True)
 
 
-async def test_g7_all_controllers_restart_and_go_on(new_cluster, monkeypatch):
+async def test_g7_all_controllers_restart_and_go_on(cluster, monkeypatch):
     """1. Two brokers, an election, a full set. 2. All controllers stop and start. 3. Applying the
     log again tells nobody of old elections and writes no event twice. 4. R3: the brokers register
     their next lives, which opens an election; epochs go on."""
@@ -526,50 +515,47 @@ async def test_g7_all_controllers_restart_and_go_on(new_cluster, monkeypatch):
         "batonmq.controller.endpoints.remoting_endpoint.RoleNotices.send",
         lambda _, view: notices.append(view.master_epoch),
     )
-    async with new_cluster() as cluster:
-        async with cluster.brokers(1, 2) as sessions:
-            for session in sessions.values():
-                await session.take_view(lambda view: view.sync_state_set_epoch == 2)
-            assert notices == [1]
-            before = cluster.services[await cluster.leader()].state
-        history = {
-            node_id: cluster.folder / node_id / f"history-{node_id}.jsonl"
-            for node_id in cluster.services
-        }
-        for node_id in history:
-            await cluster.stop(node_id)
-        lines = {node_id: path.read_text().splitlines() for node_id, path in history.items()}
-        notices.clear()
+    async with cluster.brokers(1, 2) as sessions:
+        for session in sessions.values():
+            await session.take_view(lambda view: view.sync_state_set_epoch == 2)
+        assert notices == [1]
+        before = cluster.services[await cluster.leader()].state
+    history = {
+        node_id: cluster.folder / node_id / f"history-{node_id}.jsonl"
+        for node_id in cluster.services
+    }
+    for node_id in history:
+        await cluster.stop(node_id)
+    lines = {node_id: path.read_text().splitlines() for node_id, path in history.items()}
+    notices.clear()
 
-        for node_id in history:
-            await cluster.start(node_id)
-        after = cluster.services[await cluster.leader()].state
-        assert notices == []
-        assert after.controller_epoch > before.controller_epoch
-        old, new = before.groups[GROUP], after.groups[GROUP]
-        assert new.replicas == old.replicas
-        assert new.master_epoch >= old.master_epoch
+    for node_id in history:
+        await cluster.start(node_id)
+    after = cluster.services[await cluster.leader()].state
+    assert notices == []
+    assert after.controller_epoch > before.controller_epoch
+    old, new = before.groups[GROUP], after.groups[GROUP]
+    assert new.replicas == old.replicas
+    assert new.master_epoch >= old.master_epoch
 
-        async with AsyncExitStack() as stack:
-            for broker_id in (1, 2):
-                life = f"next-life-{broker_id}"
-                reply = await cluster.register(broker_id, incarnation=life, request_id=life)
-                assert reply.status.code == 0, reply.status.remark
-                for node_id in cluster.services:
-                    session = await stack.enter_async_context(
-                        cluster.session(node_id, broker_id, life)
-                    )
-                    await session.beat()
-                    living = asyncio.create_task(session.live())
-                    stack.callback(living.cancel)
-            view = await session.take_view(
-                lambda view: view.master_epoch > old.master_epoch and view.master_broker_id > 0
-            )
-            assert view.master_incarnation.startswith("next-life")
-        for node_id, path in history.items():
-            now = path.read_text().splitlines()
-            assert now[: len(lines[node_id])] == lines[node_id]
-            assert len(set(now)) == len(now)
+    async with AsyncExitStack() as stack:
+        for broker_id in (1, 2):
+            life = f"next-life-{broker_id}"
+            reply = await cluster.register(broker_id, incarnation=life, request_id=life)
+            assert reply.status.code == 0, reply.status.remark
+            for node_id in cluster.services:
+                session = await stack.enter_async_context(cluster.session(node_id, broker_id, life))
+                await session.beat()
+                living = asyncio.create_task(session.live())
+                stack.callback(living.cancel)
+        view = await session.take_view(
+            lambda view: view.master_epoch > old.master_epoch and view.master_broker_id > 0
+        )
+        assert view.master_incarnation.startswith("next-life")
+    for node_id, path in history.items():
+        now = path.read_text().splitlines()
+        assert now[: len(lines[node_id])] == lines[node_id]
+        assert len(set(now)) == len(now)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
