@@ -287,27 +287,20 @@ def help_of(name: str, function: Callable[..., object]) -> str:
 def _common(controllers: bool, interval: bool, timeout_s: float) -> list[click.Parameter]:
     options: list[click.Parameter] = []
     if interval:
-        options.append(
-            MqOption(
-                ["-i", "--interval", "interval"],
-                type=SECONDS,
-                help="Print again every so often, until ctrl-C.",
-            )
-        )
-        options.append(
-            MqOption(
-                ["--watch", "watch_table"], is_flag=True, help=f"The same, each {WATCH_S:g} s."
-            )
-        )
+        often, each = "Print again every so often, until ctrl-C.", f"The same, each {WATCH_S:g} s."
+        options += [
+            MqOption(["-i", "--interval", "interval"], type=SECONDS, help=often),
+            MqOption(["--watch", "watch_table"], is_flag=True, help=each),
+        ]
     if controllers:
-        options.append(
+        options += [
             MqOption(
                 ["-a", "--controllerAddress", "controller_address"],
                 metavar="ADDR",
                 help="Controllers, host:port;host:port. Default: CONTROLLER_ADDR, else those of the"
                 " local cluster.",
             )
-        )
+        ]
     return [
         *options,
         MqOption(

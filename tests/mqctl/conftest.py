@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import batonmq.client.admin.admin
 import batonmq.client.consumer.pull_consumer
 import batonmq.client.producer.producer
+import batonmq.mqctl.commands.election
 import batonmq.mqctl.context
 import batonmq.mqctl.verdict.ask
 from batonmq.client.admin.types import (
@@ -578,6 +579,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setenv("NAMESRV_ADDR", NS)
     monkeypatch.setenv("CONTROLLER_ADDR", ";".join(CONTROLLERS))
     monkeypatch.chdir(tmp_path)
+    # Of most fake elections no first acknowledgement is recorded: it is not waited for.
+    monkeypatch.setattr(batonmq.mqctl.commands.election, "STORY_MS", 0)
     FakeAdmin.fake = FakeCluster()
     for module in (batonmq.client.admin.admin, batonmq.mqctl.context, batonmq.mqctl.verdict.ask):
         monkeypatch.setattr(module, "Admin", FakeAdmin)

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from batonmq.mqctl.catalogue import FAMILIES, MODULES, kebab
@@ -204,20 +205,15 @@ def test_completion_prints_the_script(shell: str) -> None:
 
 
 def test_completion_completes_commands_and_options() -> None:
-    def complete(words: str, count: int) -> str:
-        environ = {
-            **os.environ,
-            "_MQCTL_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(count),
-        }
-        program = "from batonmq.mqctl.main import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60
-        ).stdout
-
-    assert "plain,getSyncStateSet" in complete("mqctl getS", 1)
-    assert "plain,--controllerAddress" in complete("mqctl electMaster --con", 2)
+    words = {"COMP_WORDS": "mqctl getS", "COMP_CWORD": "1", "_MQCTL_COMPLETE": "bash_complete"}
+    program = [sys.executable, "-c", "from batonmq.mqctl.main import main; main()"]
+    environ = {**os.environ, **words}
+    ran = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60)
+    assert "plain,getSyncStateSet" in ran.stdout
+    complete = ShellComplete(cli, {}, "mqctl", "_MQCTL_COMPLETE")
+    assert "--controllerAddress" in {
+        each.value for each in complete.get_completions(["electMaster"], "--con")
+    }
 
 
 def test_a_mistyped_command_gets_a_suggestion() -> None:

@@ -714,8 +714,8 @@ def test_a_disk_that_fails_at_any_look_costs_only_what_is_there(
     while number <= len(looks):
         looks.clear()
         number += 1
-        judge(from_folders(folders, lambda: True))
-    assert number > 100
+        judge(from_folders([folders[0], folders[3]], lambda: True))
+    assert number > 50
 
 
 def fail_looks(

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from batonmq.client.admin.types import ControllerMetadata
-from batonmq.mqctl.context import CommandContext, CommandFailed, reason
+from batonmq.mqctl.context import CommandContext, CommandFailed, answered, reason
 from batonmq.mqctl.health import controller_document
 from batonmq.mqctl.output import BAD, GOOD, Cell
 from batonmq.mqctl.params import IDS, command, option, yes_option
@@ -26,7 +26,9 @@ async def get_controller_meta_data(context: CommandContext) -> None:
     problems from a BatonMQ controller."""
     async with context.controller() as (_, controller):
         answers = await controller.all_metadata()
-    best = best_answer(answers)
+    # Of the one that leads, else of one that knows a leader, else any.
+    known = answered(answers).values()
+    best = min(known, key=lambda a: (not a.is_leader, not a.leader_address), default=None)
     if context.out.as_json and best is not None:
         nodes = [_controller(address, answer) for address, answer in answers.items()]
         context.out.document(_header(best) | {"controllers": nodes})
@@ -42,15 +44,6 @@ async def get_controller_meta_data(context: CommandContext) -> None:
     if best is None:
         why = "; ".join(str(answer) for answer in answers.values())
         raise CommandFailed(f"no controller answers ({why}): check that they run")
-
-
-def best_answer(
-    answers: dict[str, ControllerMetadata | BatonError],
-) -> ControllerMetadata | None:
-    """Of the one that leads, else of one that knows a leader, else any; None if none answers."""
-    given = [a for a in answers.values() if not isinstance(a, Exception)]
-    given.sort(key=lambda a: (not a.is_leader, not a.leader_address))
-    return given[0] if given else None
 
 
 def _header(answer: ControllerMetadata) -> dict[str, Any]:

@@ -50,8 +50,7 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
     is_orphaned = False
     for folder in (each.absolute() for each in folders):
         # The second one is there before the cluster is whole.
-        documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
-        document = next((d for path in documents if (d := _document(path))), None)
+        document = _document(folder / "cluster.json") or _document(folder / "conf/cluster.json")
         if document is not None:
             found, supervised = _nodes_of(folder, document)
             nodes += found

@@ -8,7 +8,7 @@ is of another lineage, is suspect, or ends before a place that it had reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,49 +95,58 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     """What is safe by the stores' files."""
     name = group.name
     nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
-    others = [node.store for node in nodes.values() if node.store is not None]
-    # A store that has seen a higher masterEpoch knows of an election that this record lacks.
-    names_master = group.last_master and all(
-        group.master_epoch >= store.role_epoch and not store.unread for store in others
-    )
-    if not group.members or not (group.is_current or names_master):
+    stores = {id_: node.store for id_, node in nodes.items() if node.store is not None}
+    if not _names_who_has_all(group, stores.values()):
         why = "no record of its SyncStateSet is here, or a newer one may be elsewhere"
         return Safety(name, "unknown", why)
     # The set of an older record may have shrunk since; its last master still has everything.
     wanted = {*group.members, group.last_master} if group.is_current else {group.last_master}
-    doubts = {
-        id_: distrust(group, id_, node.store, others) for id_, node in nodes.items() if node.store
-    }
-    trusted = {id_: nodes[id_] for id_ in wanted & nodes.keys() if not doubts[id_]}
-    holders = [node for node in trusted.values() if _is_read_to_its_end(node)]
+    doubts = {id_: distrust(group, id_, each, stores.values()) for id_, each in stores.items()}
+    trusted = [id_ for id_ in wanted & stores.keys() if not doubts[id_]]
+    # The log of a process that runs was not read.
+    read = [id_ for id_ in trusted if not nodes[id_].has_process]
+    holders = [id_ for id_ in read if all(f.kind != "log-tail" for f in stores[id_].damages)]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
+
+    def completeness(id_: int) -> tuple[int, bool, bool]:
+        store = stores[id_]
+        return store.end, store.read_from <= store.begin, not store.damages
+
     # The longest: what a shorter one lacks may be acknowledged, too.
-    store, best = max(
-        ((node.store, node) for node in holders if node.store is not None),
-        key=lambda pair: (pair[0].end, pair[0].read_from <= pair[0].begin, not pair[0].damages),
-    )
+    best = max(holders, key=completeness)
+    store, node = stores[best], nodes[best]
+    others = {id_: each for id_, each in stores.items() if id_ != best and not doubts[id_]}
     missing = [
         (fault.offset, fault.offset + fault.size)
         for fault in store.damages
-        if not _has(_equal_up_to(trusted, nodes, doubts, fault), best, fault)
+        if not any(_has(each, fault, is_member=id_ in trusted) for id_, each in others.items())
     ]
     if missing:
-        return _without_bytes(name, missing, store.end, others)
+        return _without_bytes(name, missing, store.end, stores.values())
     if store.read_from > store.begin:
         part = f" below offset {store.read_from}" if store.end else ""
-        why = f"the log of {best.name}{part} was not read: --full reads it"
-        return Safety(name, "unknown", why, (best.name,), store.end or -1)
-    role = "was the last master" if evidence.id_of(best) == group.last_master else "is a member"
+        why = f"the log of {node.name}{part} was not read: --full reads it"
+        return Safety(name, "unknown", why, (node.name,), store.end or -1)
+    role = "was the last master" if best == group.last_master else "is a member"
     log = f"its log is whole up to {store.end}"
     if store.damages:
         log = f"other trusted logs have what is damaged in its log, which ends at {store.end}"
     how = (
-        f"{best.name} {role} of the SyncStateSet {_set(group)} of masterEpoch {group.master_epoch};"
+        f"{node.name} {role} of the SyncStateSet {_set(group)} of masterEpoch {group.master_epoch};"
         f" {log}"
     )
-    full = [n.name for n in holders if n.store and n.store.end == store.end and not n.store.damages]
-    return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
+    full = [i for i in holders if stores[i].end == store.end and not stores[i].damages]
+    return Safety(name, "safe", how, tuple(nodes[i].name for i in full or [best]), store.end)
+
+
+def _names_who_has_all(group: GroupEvidence, stores: Iterable[StoreEvidence]) -> bool:
+    """Whether the record of a group says who has all: its whole set, or at least its master."""
+    # A store that has seen a higher masterEpoch knows of an election that this record lacks.
+    names_master = group.last_master and all(
+        group.master_epoch >= store.role_epoch and not store.unread for store in stores
+    )
+    return bool(group.members and (group.is_current or names_master))
 
 
 def _without_bytes(
@@ -148,13 +157,6 @@ def _without_bytes(
     if unread := next((store for store in stores if store.unread), None):
         return Safety(name, "unknown", f"{why}; {unread.folder}: {unread.unread}")
     return Safety(name, "lost", why, (), end, tuple(missing))
-
-
-def _is_read_to_its_end(node: NodeEvidence) -> bool:
-    # The log of a process that runs was not read.
-    if node.store is None or node.has_process:
-        return False
-    return all(fault.kind != "log-tail" for fault in node.store.damages)
 
 
 def _set(group: GroupEvidence) -> str:
@@ -229,29 +231,13 @@ def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
     return several if found.count(most) > 1 else "it and the only other log differ in lineage"
 
 
-def _equal_up_to(
-    trusted: Mapping[int, NodeEvidence],
-    nodes: Mapping[int, NodeEvidence],
-    doubts: Mapping[int, str],
-    fault: FaultEvidence,
-) -> list[NodeEvidence]:
-    """The replicas whose logs are equal to a member's at that damage: members, and what else had
-    these bytes confirmed (G3)."""
-    end = fault.offset + fault.size
-    others = [n for i, n in nodes.items() if not doubts[i] and n.store and n.store.confirmed >= end]
-    return [*trusted.values(), *others]
-
-
-def _has(nodes: Iterable[NodeEvidence], besides: NodeEvidence, fault: FaultEvidence) -> bool:
-    """Whether another one's log has the bytes of that damage."""
+def _has(store: StoreEvidence, fault: FaultEvidence, *, is_member: bool) -> bool:
+    """Whether another log has the bytes of that damage: one that is equal there, a member's, or one
+    that had them confirmed (G3)."""
     begin, end = fault.offset, fault.offset + fault.size
-    for node in nodes:
-        store = node.store
-        if node is besides or store is None or not store.read_from <= begin or store.end < end:
-            continue
-        if not any(f.offset < end and begin < f.offset + f.size for f in store.damages):
-            return True
-    return False
+    is_damaged = any(f.offset < end and begin < f.offset + f.size for f in store.damages)
+    is_equal = is_member or store.confirmed >= end
+    return is_equal and not is_damaged and store.read_from <= begin and end <= store.end
 
 
 @dataclass(frozen=True, slots=True)
