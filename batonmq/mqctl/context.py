@@ -87,13 +87,12 @@ class CommandContext:
 
     @functools.cached_property
     def target(self) -> Target:
-        with _usage_errors():
-            target = find_target(*self.given)
-            if target.by_hint and self._writes:
-                raise TargetError(
-                    f"which cluster? The one that was started last is {target}, and a command that"
-                    " changes something does not guess: give -n and -a, or set BATONMQ_DATA"
-                )
+        target = find_target(*self.given)
+        if target.by_hint and self._writes:
+            raise TargetError(
+                f"which cluster? The one that was started last is {target}, and a command that"
+                " changes something does not guess: give -n and -a, or set BATONMQ_DATA"
+            )
         if target.local is not None or target.context or (self._writes and target.name_servers):
             note(f"cluster {target}")
         return target
@@ -104,15 +103,13 @@ class CommandContext:
 
     @property
     def name_servers(self) -> tuple[str, ...]:
-        """Raises click.UsageError, whose text says what to give."""
-        with _usage_errors():
-            return self.target.name_servers_or_advice()
+        """Raises TargetError, whose text says what to give."""
+        return self.target.name_servers_or_advice()
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Raises click.UsageError, whose text says what to give."""
-        with _usage_errors():
-            return self.target.controllers_or_advice()
+        """Raises TargetError, whose text says what to give."""
+        return self.target.controllers_or_advice()
 
     def local_cluster(self) -> RunningCluster:
         """The one that `batonmq up` runs here. Raises CommandFailed if none runs, or if it is only
@@ -300,14 +297,6 @@ def disk_failures(where: object) -> Iterator[None]:
 
 def _disk_failure(error: OSError, where: object) -> CommandFailed:
     return CommandFailed(f"{error.filename or where}: {disk.reason(error)}")
-
-
-@contextlib.contextmanager
-def _usage_errors() -> Any:
-    try:
-        yield
-    except TargetError as error:
-        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
 
 
 async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from batonmq.auth.given import credentials_in, credentials_of, tls_in_environment, tls_of
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
 from batonmq.runtime.disk import reason
@@ -31,8 +33,11 @@ DEFAULT_DATA_DIR = "batonmq-data"
 CONTEXT_FILES = ("trust", "cert", "credentials")
 
 
-class TargetError(Exception):
+class TargetError(click.UsageError):
     """An address is wrong or cannot be found; the text says what to give."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, click.get_current_context(silent=True))
 
 
 @dataclass(frozen=True, slots=True)

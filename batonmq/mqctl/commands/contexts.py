@@ -47,12 +47,9 @@ async def contexts(
         if not remove:
             if not namesrv:
                 raise click.UsageError("give its name servers: -n host:port;host:port")
-            try:
-                # Only checked: a typo shows now, and not at night.
-                addresses(namesrv, "-n")
-                addresses(controller, "-a")
-            except TargetError as error:
-                raise click.UsageError(str(error)) from error
+            # Only checked: a typo shows now, and not at night.
+            addresses(namesrv, "-n")
+            addresses(controller, "-a")
             known[name] = {"namesrv": namesrv, "controller": controller or ""}
             known[name] |= {key: str(at.absolute()) for key, at in files.items() if at}
         _keep(known)
