@@ -338,23 +338,10 @@ def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
         if store is None or store.is_empty:
             continue
         group = evidence.group(node.group)
-        why = distrust(group, evidence.id_of(node), store, evidence.stores(node.group))
-        name = next((n for text, n in DISTRUSTED.items() if text in why), "")
-        if name:
-            yield of_node(node, name, f"{node.name}: {why}", refill(evidence, node))
-
-
-DISTRUSTED: Final = {
-    "it is a store of": "foreign-group",
-    "another lineage": "foreign-lineage",
-    "differ in lineage": "foreign-lineage",
-    "older than the process": "store-old",
-    "the disk failed": "disk-failing",
-    "noted that the log is suspect": "log-suspect",
-    "its host was started again": "power-lost",
-    "and had reached": "log-tail-missing",
-    "cannot be read: Input/output error": "disk-failing",
-}
+        doubt = distrust(group, evidence.id_of(node), store, evidence.stores(node.group))
+        if doubt is not None and doubt.incident:
+            cause = f"{node.name}: {doubt.why}"
+            yield of_node(node, doubt.incident, cause, refill(evidence, node))
 
 
 def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:

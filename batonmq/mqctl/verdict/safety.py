@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
@@ -164,16 +164,18 @@ def _set(group: GroupEvidence) -> str:
 
 
 def _without_holder(
-    group: GroupEvidence, wanted: set[int], nodes: dict[int, NodeEvidence], doubts: dict[int, str]
+    group: GroupEvidence,
+    wanted: set[int],
+    nodes: dict[int, NodeEvidence],
+    doubts: dict[int, Doubt | None],
 ) -> Safety:
     here = wanted & nodes.keys()
     # The log of a process that runs was not read: nothing follows from its files.
     if unread := [nodes[i].name for i in sorted(here) if not doubts[i] and nodes[i].has_process]:
         why = f"no master serves, and the logs of {', '.join(unread)} are not read while they run"
         return Safety(group.name, "unknown", why)
-    why = "; ".join(
-        f"broker {i}: {doubts[i] or 'its last bytes are damaged'}" for i in sorted(here)
-    )
+    damaged = Doubt("its last bytes are damaged")
+    why = "; ".join(f"broker {i}: {(doubts[i] or damaged).why}" for i in sorted(here))
     ends = [n.store.end for i, n in nodes.items() if n.store and doubts[i] != EMPTY]
     end = max(ends, default=0)
     if here != wanted:
@@ -186,49 +188,60 @@ def _without_holder(
     return Safety(group.name, "lost" if is_gone else "unknown", why, end=end, lost=lost)
 
 
-EMPTY = "its store is empty"
+class Doubt(NamedTuple):
+    """Why a store may lack what its broker acknowledged, and the incident that this is, or ""."""
+
+    why: str
+    incident: str = ""
+
+
+EMPTY: Final = Doubt("its store is empty")
 
 
 def distrust(
     group: GroupEvidence, broker_id: int, store: StoreEvidence, others: Iterable[StoreEvidence]
-) -> str:
-    """Why a store may lack what its broker acknowledged; "" if it is trusted."""
+) -> Doubt | None:
+    """None if the store is trusted."""
     if store.is_empty:
         return EMPTY
     if store.group and store.group != group.name:
-        return f"it is a store of {store.group}"
+        return Doubt(f"it is a store of {store.group}", "foreign-group")
     if doubt := lineage_doubt(store, others):
         return doubt
     registered = group.lives.get(broker_id, "")
     if registered and store.lives and store.lives[0] != "?" and registered not in store.lives:
-        return (
-            "its folder is older than the process that registered last: a backup, or another disk"
-        )
+        why = "its folder is older than the process that registered last: a backup, or another disk"
+        return Doubt(why, "store-old")
     if store.unread:
-        return f"its {store.unread}"
+        has_failed = "Input/output error" in store.unread
+        return Doubt(f"its {store.unread}", "disk-failing" if has_failed else "")
     if store.suspect:
-        return f"its broker noted that the log is suspect: {store.suspect}"
+        incident = "disk-failing" if "the disk failed" in store.suspect else "log-suspect"
+        return Doubt(f"its broker noted that the log is suspect: {store.suspect}", incident)
     if store.lost_cache:
-        return "its host was started again before the disk had all that was acknowledged"
+        why = "its host was started again before the disk had all that was acknowledged"
+        return Doubt(why, "power-lost")
     if store.end and store.end < store.known_end:
-        return f"its log ends at {store.end}, and had reached {store.known_end}"
-    return ""
+        why = f"its log ends at {store.end}, and had reached {store.known_end}"
+        return Doubt(why, "log-tail-missing")
+    return None
 
 
-def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
+def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> Doubt | None:
     """Why this log may be no part of the group's history (R47): most other stores are of another
     lineage, or the only other one is."""
     logs = [other for other in others if other.has_log and other.folder != store.folder]
     found = [other.lineage for other in logs if other.lineage]
     if not store.lineage or not store.has_log or store.lineage in found:
-        return ""
+        return None
     if unread := next((other for other in logs if other.unread and not other.lineage), None):
-        return f"no other log shows that it is of this group: {unread.folder} cannot be read"
+        return Doubt(f"no other log shows that it is of this group: {unread.folder} cannot be read")
     if not found:
-        return ""
-    most = max(set(found), key=found.count)
-    several = "its log is of another lineage"
-    return several if found.count(most) > 1 else "it and the only other log differ in lineage"
+        return None
+    why = "it and the only other log differ in lineage"
+    if max(map(found.count, found)) > 1:
+        why = "its log is of another lineage"
+    return Doubt(why, "foreign-lineage")
 
 
 def _has(store: StoreEvidence, fault: FaultEvidence, *, is_member: bool) -> bool:
