@@ -222,9 +222,9 @@ def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
     return option(letter, "--beginTimestamp", "begin_ms", type=TIME, default=0, help=text)
 
 
-def stored_until(letter: str) -> Callable[[CommandFunction], CommandFunction]:
-    text = "Stored at or before."
-    return option(letter, "--endTimestamp", "end_ms", type=TIME, default=LONG_MAX, help=text)
+stored_until = option(
+    "-e", "--endTimestamp", "end_ms", type=TIME, default=LONG_MAX, help="Stored at or before."
+)
 
 
 def exclusive(*given: tuple[str, object]) -> None:

@@ -63,6 +63,7 @@ from lab.cluster.mqctl import Ran
 NS = "10.0.0.1:9876"
 CONTROLLERS = LEADER, OTHER = ("10.0.0.1:9878", "10.0.0.2:9878")
 MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+DEAD_PID = 2**22 + 1  # above any pid
 Run = Callable[..., Any]
 """The fixture `mqctl`."""
 OFFSET_ID = "0A00000100002A9F0000000000000064"

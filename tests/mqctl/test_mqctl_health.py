@@ -26,6 +26,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.errors import ConnectError, ResponseError
 from tests.mqctl.conftest import (
+    DEAD_PID,
     LEADER,
     MASTER,
     NS,
@@ -304,7 +305,7 @@ def test_watch_looks_until_its_time_is_over(
 def test_a_cluster_that_has_ended_is_not_healthy_and_no_wrong_usage(
     mqctl: Run, local: Path
 ) -> None:
-    write_cluster(local / "cluster.json", pid=2**22 + 1)  # above any pid
+    write_cluster(local / "cluster.json", pid=DEAD_PID)
     ran = mqctl("health", "--json")
     assert (ran.code, ran.json["healthy"]) == (1, False)
     ended = f"the cluster of {local / 'cluster.json'} has ended"

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import sys
 
 import pytest
 
-from batonmq.mqctl.output import GOOD, Cell, Output, when
-
-PROGRAM = """
-from batonmq.mqctl.output import BAD, GOOD, Cell, Output
-out = Output(as_json=False)
-out.table(["Two Words", "N"], [[Cell.of("[red]x", GOOD), 1], [None, 20]])
-out.line("bad news", style=BAD)
-"""
+from batonmq.mqctl.output import BAD, GOOD, Cell, Output, when
 
 
 def on_terminal(**environ: str) -> str:
-    """What the program writes to a terminal."""
+    """What a table and a line look like on a terminal."""
     ours, theirs = pty.openpty()
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    with pytest.MonkeyPatch.context() as patch, open(theirs, "w") as terminal:
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm", **environ}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "stdout", terminal)
+        out = Output(as_json=False)
+        out.table(["Two Words", "N"], [[Cell.of("[red]x", GOOD), 1], [None, 20]])
+        out.line("bad news", style=BAD)
     try:
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            stdout=theirs,
-            env={**kept, "TERM": "xterm", **environ},
-            check=True,
-            timeout=60,
-        )
         return os.read(ours, 65536).decode()
     finally:
         os.close(ours)
-        os.close(theirs)
 
 
 def test_a_pipe_gets_one_row_a_line_and_one_word_a_heading(
@@ -51,7 +43,7 @@ def test_a_terminal_gets_colour_unless_no_color_is_set() -> None:
     plain = on_terminal(NO_COLOR="1")
     assert "\033[32m" not in plain
     assert "\033[31m" not in plain
-    assert "[red]x" in plain
+    assert "[red]x" in plain and "bad news" in plain
 
 
 def test_json_is_one_document_and_compact_ones_are_one_a_line(

@@ -16,6 +16,7 @@ import pytest
 from batonmq.launcher import current
 from batonmq.launcher.current import serves
 from batonmq.mqctl.target import TargetError, data_folder, find_target
+from tests.mqctl.conftest import DEAD_PID
 
 
 def write_cluster(folder: Path, *, pid: int | None = None, port: int = 9876) -> Path:
@@ -29,12 +30,6 @@ def write_cluster(folder: Path, *, pid: int | None = None, port: int = 9876) -> 
     }
     path.write_text(json.dumps(document))
     return path
-
-
-def dead_pid() -> int:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return child.pid
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ def test_data_variable_names_the_folder_and_the_hint_helps_elsewhere(
 def test_no_other_cluster_answers_for_one_that_has_ended(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = write_cluster(here / "batonmq-data", pid=dead_pid())
+    ended = write_cluster(here / "batonmq-data", pid=DEAD_PID)
     current.announce(write_cluster(here / "other", port=30000))
     for variable in ("", "batonmq-data"):
         monkeypatch.setenv("BATONMQ_DATA", variable)
@@ -100,7 +95,7 @@ def test_a_folder_without_a_cluster_is_named(here: Path, monkeypatch: pytest.Mon
 
 def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(here: Path) -> None:
     folder = here / "batonmq-data"
-    write_cluster(folder, pid=dead_pid())
+    write_cluster(folder, pid=DEAD_PID)
     pid_file = folder / "run" / "broker-0.pid"
     pid_file.parent.mkdir()
     waits = [sys.executable, "-c", "print(flush=True); input()", "--pid-file", str(pid_file)]
@@ -142,7 +137,7 @@ def test_before_a_cluster_is_whole_its_plan_names_the_addresses(here: Path) -> N
     write_cluster(folder, port=30000)
     assert find_target(None, None).controllers == ("127.0.0.1:30002",), "whole: cluster.json itself"
     (folder / "cluster.json").unlink()
-    write_cluster(folder / "conf", pid=dead_pid())
+    write_cluster(folder / "conf", pid=DEAD_PID)
     found = find_target(None, None)
     assert (found.controllers, found.ended) == ((), folder / "cluster.json")
 

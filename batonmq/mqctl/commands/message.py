@@ -138,7 +138,7 @@ def _on_broker(
     help="Reads as this group; commits nothing.",
 )
 @stored_from("-s")
-@stored_until("-e")
+@stored_until
 @option("-c", "--MessageNumber", type=COUNT, default=128, help="At most so many.")
 async def consume_message(
     context: CommandContext,
@@ -417,7 +417,7 @@ async def query_msg_by_offset(
     help="A key of the message, or its producer's id.",
 )
 @stored_from("-b")
-@stored_until("-e")
+@stored_until
 @option("-m", "--maxNum", type=COUNT, default=64, help="At most so many.")
 async def query_msg_by_key(
     context: CommandContext, topic: str, msg_key: str, begin_ms: int, end_ms: int, max_num: int

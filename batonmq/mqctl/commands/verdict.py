@@ -29,6 +29,7 @@ ANSWER_S: Final = 0.45
 """Of one node. Short: at night a node that hangs is the usual case, and is waited for twice."""
 READ_S: Final = 3.0
 WIDTH: Final = 80
+NAMES_SHOWN: Final = 4
 SYMPTOMS_SHOWN: Final = 5
 """One cause has a symptom at each node: the cause must not leave the screen."""
 
@@ -246,11 +247,11 @@ def _show_finding(out: Output, evidence: Evidence, finding: Finding) -> None:
             out.line(f"  {repair.command}")
 
 
-def _some(what: str, names: list[str], most: int = 4) -> str:
+def _some(what: str, names: list[str]) -> str:
     if not names:
         return f"no {what} known"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{named(what, names[:most])}{more}"
+    shown, left = names[:NAMES_SHOWN], len(names) - NAMES_SHOWN
+    return named(what, shown) + (f" and {left} more" if left > 0 else "")
 
 
 def _line(out: Output, text: str, style: str = "") -> None:
