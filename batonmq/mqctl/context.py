@@ -40,7 +40,6 @@ from batonmq.runtime import disk
 if TYPE_CHECKING:
     from batonmq.client.consumer.pull_consumer import PullConsumer
     from batonmq.client.producer.producer import Producer
-    from batonmq.protocol.bodies import ClusterInfo
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -313,7 +312,10 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
                 return await asked.topics.names()
             info = await asked.cluster.info()
             if what == "groups":
-                return await _groups_there(asked, info)
+                masters, _ = masters_of(info)
+                groups = asked.consumer_groups
+                found = await ask_all(masters, lambda name: groups.names({name: masters[name]}))
+                return sorted({group for names in answered(found).values() for group in names})
     except (BatonError, TargetError, OSError):
         return []
     if what == "clusters":
@@ -321,13 +323,6 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
     if what == "brokers":
         return sorted(info.broker_addr_table)
     return sorted(a for data in info.broker_addr_table.values() for a in data.broker_addrs.values())
-
-
-async def _groups_there(admin: Admin, info: ClusterInfo) -> list[str]:
-    """The consumer groups that any master that answers knows, ascending."""
-    masters, _ = masters_of(info)
-    found = await ask_all(masters, lambda name: admin.consumer_groups.names({name: masters[name]}))
-    return sorted({group for names in answered(found).values() for group in names})
 
 
 def reason(address: str, error: object) -> str:

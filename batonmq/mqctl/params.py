@@ -271,17 +271,12 @@ def command(
             run(context, context.again_and_again(lambda: function(context, **options)))
 
         settings = {"help_option_names": ["-h", "--help"]}
-        text = help_of(name, function)
+        text = f"{SUMMARIES[name]}.\n\n{inspect.cleandoc(function.__doc__ or '')}"
         made: click.Command = click.command(name, context_settings=settings, help=text)(body)
         made.params += _common(controllers, interval, timeout_s)
         return made
 
     return wrap
-
-
-def help_of(name: str, function: Callable[..., object]) -> str:
-    """Of the command: its line of the catalogue, and the docstring with the rest."""
-    return f"{SUMMARIES[name]}.\n\n{inspect.cleandoc(function.__doc__ or '')}"
 
 
 def _common(controllers: bool, interval: bool, timeout_s: float) -> list[click.Parameter]:

@@ -29,21 +29,20 @@ async def get_controller_meta_data(context: CommandContext) -> None:
     # Of the one that leads, else of one that knows a leader, else any.
     known = answered(answers).values()
     best = min(known, key=lambda a: (not a.is_leader, not a.leader_address), default=None)
-    if context.out.as_json and best is not None:
-        nodes = [_controller(address, answer) for address, answer in answers.items()]
-        context.out.document(_header(best) | {"controllers": nodes})
-    elif best is not None:
-        leader = "none, an election may be under way"
-        if best.leader_address:
-            leader = f"{best.leader_id} at {best.leader_address}"
-        context.out.fields([("Group", best.group), ("Leader", leader), ("Peers", best.peers)])
-        context.out.line()
-        rows = [[address, *_columns(address, answer)] for address, answer in answers.items()]
-        headings = ["Controller", "Leader", "Leader Known", "Term", "Applied", "Committed"]
-        context.out.table([*headings, "Log KiB", "Snapshot KiB", "Note"], rows)
     if best is None:
         why = "; ".join(str(answer) for answer in answers.values())
         raise CommandFailed(f"no controller answers ({why}): check that they run")
+    nodes = [_controller(address, answer) for address, answer in answers.items()]
+    if context.out.wrote_json(_header(best) | {"controllers": nodes}):
+        return
+    leader = "none, an election may be under way"
+    if best.leader_address:
+        leader = f"{best.leader_id} at {best.leader_address}"
+    context.out.fields([("Group", best.group), ("Leader", leader), ("Peers", best.peers)])
+    context.out.line()
+    rows = [[address, *_columns(address, answer)] for address, answer in answers.items()]
+    headings = ["Controller", "Leader", "Leader Known", "Term", "Applied", "Committed"]
+    context.out.table([*headings, "Log KiB", "Snapshot KiB", "Note"], rows)
 
 
 def _header(answer: ControllerMetadata) -> dict[str, Any]:

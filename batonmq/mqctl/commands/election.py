@@ -281,9 +281,11 @@ async def _await_service(context: CommandContext, admin: Admin, elected: Elected
     async def lacks() -> str:
         if not (await admin.brokers.ha_status(address)).master:
             return f"{address} does not yet serve as master"
-        if not await _is_routed(context, admin, elected):
-            return "the name server does not yet name it as master"
-        return ""
+        if not context.target.name_servers:  # `-a` alone is enough: no route can be looked at then
+            return ""
+        data = (await admin.cluster.info()).broker_addr_table.get(elected.broker_name)
+        is_routed = data is not None and data.broker_addrs.get(MASTER_ID) == address
+        return "" if is_routed else "the name server does not yet name it as master"
 
     doing = f"waiting for {address} to serve as master"
     if found := await still_lacking(lacks, within_s, doing, POLL_S):
@@ -332,14 +334,6 @@ def _outcome(elected: ElectedMaster, story: Story | None) -> str:
         return f"{line}; none came since"
     until = "opening, no send waited" if story.is_idle else "first acknowledgement"
     return f"{line}; {story.handover_ms} ms from then to the new master's {until}"
-
-
-async def _is_routed(context: CommandContext, admin: Admin, elected: ElectedMaster) -> bool:
-    if not context.target.name_servers:  # `-a` alone is enough: routes cannot be looked at then
-        return True
-    info = await admin.cluster.info()
-    data = info.broker_addr_table.get(elected.broker_name)
-    return data is not None and data.broker_addrs.get(MASTER_ID) == elected.master_address
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,15 +59,15 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     brokers = [_broker(*each, figures[each[-1]]) for each in members]
     # Its row says what one that does not answer is: a line of an error would push the screen up.
     context.failed |= not all(broker["answers"] for broker in brokers)
-    if context.out.as_json:
-        document = {"brokers": brokers, "topics": topics, "groups": groups, "notKnown": not_known}
-        context.out.document(document)
+    document = {"brokers": brokers, "topics": topics, "groups": groups, "notKnown": not_known}
+    if context.out.wrote_json(document):
         return
     if len(not_known) > REASONS_SHOWN:
         not_known[REASONS_SHOWN:] = [f"… and {len(not_known) - REASONS_SHOWN} more (--json)"]
-    lines = shutil.get_terminal_size((80, 24)).lines - LINES_BESIDE - 2 * len(not_known)
+    columns, lines = shutil.get_terminal_size((80, 24))
+    lines -= LINES_BESIDE + 2 * len(not_known)
     shown = max(3, lines - 2 * min(5, lines // 4)), max(2, min(5, lines // 4))
-    context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[: _width()], style="bold")
+    context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[:columns], style="bold")
     for why in not_known:
         context.out.line(why, style=BAD)
     # Those that do not answer are shown also where there is not space for all.
@@ -76,7 +76,7 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     headings = ["Broker", "ID", "Address", "Role", "In/s", "Out/s", "Disk", "Behind", "Waiting"]
     context.out.table(headings, rows)
     context.out.line()
-    wide = _width() - 40
+    wide = columns - 40
     context.out.table(
         ["Topic", "In/s", "Last 24 h"],
         [[_short(t["topic"], wide), f"{t['tps']:.1f}", t["day"]] for t in topics[: shown[1]]],
@@ -88,10 +88,6 @@ async def _round(context: CommandContext, admin: Admin) -> None:
     )
 
 
-def _width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns
-
-
 def _short(text: str, size: int) -> str:
     return text if len(text) <= size else text[: size - 1] + "…"
 
@@ -99,22 +95,20 @@ def _short(text: str, size: int) -> str:
 def _broker(
     name: str, broker_id: int, address: str, found: Mapping[str, str] | BatonError
 ) -> dict[str, Any]:
-    answers = not isinstance(found, Exception)
+    answers = not isinstance(found, BatonError)
     document: dict[str, Any] = {"brokerName": name, "address": address, "answers": answers}
-    if isinstance(found, Exception):
-        document |= {"brokerId": str(broker_id or ""), "error": reason(address, found)}
-    else:
-        behind = int(found.get("commitLogMaxOffset", 0)) - int(found.get("confirmOffset", 0))
-        document |= {
-            "brokerId": found.get("brokerId", ""),
-            "role": found.get("brokerRole", ""),
-            "inPerSecond": first_rate(found.get("putTps", "")),
-            "outPerSecond": first_rate(found.get("getTransferredTps", "")),
-            "diskRatio": percent(found.get("commitLogDiskRatio", "")),
-            "behindBytes": max(0, behind),
-            "pendingAcks": int(found.get("pendingAcks", 0)),
-        }
-    return document
+    if isinstance(found, BatonError):
+        return document | {"brokerId": str(broker_id or ""), "error": reason(address, found)}
+    behind = int(found.get("commitLogMaxOffset", 0)) - int(found.get("confirmOffset", 0))
+    return document | {
+        "brokerId": found.get("brokerId", ""),
+        "role": found.get("brokerRole", ""),
+        "inPerSecond": first_rate(found.get("putTps", "")),
+        "outPerSecond": first_rate(found.get("getTransferredTps", "")),
+        "diskRatio": percent(found.get("commitLogDiskRatio", "")),
+        "behindBytes": max(0, behind),
+        "pendingAcks": int(found.get("pendingAcks", 0)),
+    }
 
 
 def _row(broker: Mapping[str, Any]) -> Sequence[object]:

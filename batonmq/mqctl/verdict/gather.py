@@ -238,38 +238,29 @@ def _with_logs(
 ) -> list[NodeEvidence]:
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
-    found: dict[int, StoreEvidence] = {}
+    stores = {at: node.store for at, node in enumerate(nodes) if node.store is not None}
+    unread = {at: store for at, store in stores.items() if not nodes[at].has_process}
+    reading = {at: read_log(store, until) for at, store in unread.items()}
     whys: dict[int, str] = {}
-    reading = {
-        at: read_log(node.store, until)
-        for at, node in enumerate(nodes)
-        if node.store is not None and not node.has_process
-    }
     while reading:
         # A part of each log in turn: one that is large must not take the time of the others.
         for at, reader in list(reading.items()):
-            facts = None
             try:
-                facts = next(reader, None)
+                stores[at] = next(reader)
+                continue
+            except StopIteration:
+                pass
             except OSError as error:
                 whys[at] = f"cannot be read: {error.strerror}"
-                store = nodes[at].store
-                if at not in found and store is not None:  # its folder: where it ends is not known
-                    found[at] = replace(store, read_from=max(store.known_end, 1))
-            if facts is None:
-                del reading[at]
-            else:
-                found[at] = facts
-    known: list[NodeEvidence] = []
-    for at, node in enumerate(nodes):
-        store = found.get(at, node.store)
-        if store is not None:
-            if at in found and found[at].read_from > found[at].begin:
-                unread = found[at].read_from - found[at].begin
-                why = f"its oldest {unread >> 20} MiB were not read in time: mqctl verifyStore"
-                absent.append(AbsentSource(f"log of {node.name}", whys.get(at, why)))
-            store = read_derived(store, until)
-        known.append(replace(node, store=store))
+                if stores[at] is unread[at]:  # its folder: where it ends is not known
+                    stores[at] = replace(unread[at], read_from=max(unread[at].known_end, 1))
+            del reading[at]
+    known = [*nodes]
+    for at, store in stores.items():
+        if left := store.read_from - store.begin:
+            why = f"its oldest {left >> 20} MiB were not read in time: mqctl verifyStore"
+            absent.append(AbsentSource(f"log of {nodes[at].name}", whys.get(at, why)))
+        known[at] = replace(nodes[at], store=read_derived(store, until))
     return known
 
 

@@ -282,10 +282,11 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     if not group.members:
         return Restart(node.name, False, f"the SyncStateSet of {node.group} is not known")
     me = evidence.id_of(node)
+    alive = {i: evidence.node_of(group.name, i) for i in group.members if i in group.alive}
     others = [
-        each
-        for each in group.members
-        if each != me and each in group.alive and _serves(evidence, group.name, each)
+        each.name if each is not None else f"broker {i}"
+        for i, each in alive.items()
+        if i != me and (each is None or not each.asked or each.runs)
     ]
     if not others and me in group.members:
         return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
@@ -295,25 +296,13 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
         return Restart(node.name, False, text)
     if any("disk is full" in problem for problem in node.problems):
         return Restart(node.name, False, "its disk is full: its start would wait for disk space")
-    who = ", ".join(_named(evidence, group, each) for each in others)
-    what = f"{who} {'has' if len(others) == 1 else 'have'} everything"
+    what = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} everything"
     if me == group.master:
         first = f"mqctl drain {node.address}"
         return Restart(node.name, True, f"{what}; move the master first", first)
     if me not in group.members:
         what = "it is not in the set"
     return Restart(node.name, True, what)
-
-
-def _named(evidence: Evidence, group: GroupEvidence, broker_id: int) -> str:
-    """A store's name as in the other lines of the verdict."""
-    node = evidence.node_of(group.name, broker_id)
-    return node.name if node is not None else f"broker {broker_id}"
-
-
-def _serves(evidence: Evidence, group: str, broker_id: int) -> bool:
-    node = evidence.node_of(group, broker_id)
-    return node is None or not node.asked or node.runs
 
 
 def _name_server_may(evidence: Evidence, node: NodeEvidence) -> Restart:
