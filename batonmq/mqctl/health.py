@@ -244,25 +244,24 @@ class Findings:
         found = []
         for name in self.groups:
             if removed := self.removed(name):
-                ids = ";".join(str(replica.broker_id) for replica in removed)
                 found.append(
                     f"{name}: the controllers still know replicas that were removed or replaced;"
-                    f" forget them: mqctl cleanBrokerMetadata -bn {name} -b '{ids}'"
-                    f" -c {self._cluster_of(name)}"
+                    f" forget them: {self._forget(name, removed)}"
                 )
         found += [
             f"{name}: the controllers still know this group, which was removed; forget it: "
-            f"{self._forget_group(name)}"
+            f"{self._forget(name)}"
             for name in self.removed_groups
         ]
         return found
 
-    def _forget_group(self, name: str) -> str:
-        return f"mqctl cleanBrokerMetadata -bn {name} --wholeGroup -c {self._cluster_of(name)}"
-
-    def _cluster_of(self, name: str) -> str:
+    def _forget(self, name: str, replicas: Iterable[ReplicaIdentity] = ()) -> str:
+        """The command that makes the controllers forget these replicas, or the whole group."""
+        ids = ";".join(str(replica.broker_id) for replica in replicas)
+        which = f"-b '{ids}'" if ids else "--wholeGroup"
         routed = self.routes.broker_addr_table.get(name)
-        return (routed.cluster if routed is not None else "") or "CLUSTER"
+        cluster = (routed.cluster if routed is not None else "") or "CLUSTER"
+        return f"mqctl cleanBrokerMetadata -bn {name} {which} -c {cluster}"
 
     def _leader_problems(self) -> list[Problem]:
         answers = self.metadata.values()
@@ -339,7 +338,7 @@ class Findings:
         text = f"{name}: no master"
         # Forgetting is offered only for a group that neither runs nor is planned.
         if name not in self.routes.broker_addr_table and name not in self.expected:
-            start += f"; only if the group is gone for good: {self._forget_group(name)}"
+            start += f"; only if the group is gone for good: {self._forget(name)}"
             text += ", and only the controllers know this group: it is dead or was removed"
         no_master = Problem.of(text, start, is_down=True, group=name)
         if self.classic:
@@ -367,20 +366,18 @@ class Findings:
     def _set_problems(self, name: str, info: ReplicasInfo) -> list[Problem]:
         inside = {r.broker_address for r in info.in_sync_replicas}
         removed = self.removed(name)
-        outside = {r.broker_address for r in info.not_in_sync_replicas if r not in removed}
-        every = inside | outside | set(self.expected.get(name, ()))
+        away = [r for r in info.not_in_sync_replicas if r not in removed]
+        every = inside | {r.broker_address for r in away} | set(self.expected.get(name, ()))
         if inside >= every:
             return []
         missing = ", ".join(sorted(every - inside))
         text = f"{name}: {len(inside)} of {counted(len(every), 'replica')} in sync, not {missing}"
         # A living one is on its way into the set: it needs time, and no command.
-        away = [r for r in info.not_in_sync_replicas if r not in removed]
-        gone = [r.broker_id for r in away if not r.alive]
+        gone = [replica for replica in away if not replica.alive]
         if not gone:
             return [Problem.of(text, "mqctl haStatus")]
-        ids = ";".join(map(str, gone))
-        forget = f"mqctl cleanBrokerMetadata -bn {name} -b '{ids}' -c {self._cluster_of(name)}"
-        return [Problem.of(text, f"start them; only if they are gone for good: {forget}")]
+        step = f"start them; only if they are gone for good: {self._forget(name, gone)}"
+        return [Problem.of(text, step)]
 
     def document(self) -> dict[str, Any]:
         problems = self.problems()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ async def verdict(
     if checked_file is not None:
         _check(context, checked_file, folders)
         return
-    evidence = await gather(context, folders, None if full else read_s, classic=classic)
+    evidence = await gather(context, folders, math.inf if full else read_s, classic=classic)
     judgement = judge(evidence)
     context.exit_code = EXIT_CODES[judgement.state]
     if receipt_file is not None:
@@ -89,13 +90,13 @@ async def verdict(
 
 
 async def gather(
-    context: CommandContext, folders: tuple[Path, ...], read_s: float | None, *, classic: bool
+    context: CommandContext, folders: tuple[Path, ...], read_s: float, *, classic: bool
 ) -> Evidence:
     """The evidence of the folders given, else of the target."""
-    deadline_s = None if read_s is None else boot_s() + read_s
+    deadline_s = boot_s() + read_s
 
     def until() -> bool:
-        return deadline_s is None or boot_s() < deadline_s
+        return boot_s() < deadline_s
 
     if folders:
         return from_folders(folders, until)
@@ -205,9 +206,8 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
         text = title.get(state.state, "it is not proven that nothing was lost")
         _line(out, f"{state.group}: {text}: {state.how}", style=GOOD if good else BAD)
         for begin, end in state.lost:
-            _line(
-                out, f"  the log from {begin} to {end}, {counted(end - begin, 'byte')}", style=BAD
-            )
+            size = counted(end - begin, "byte")
+            _line(out, f"  the log from {begin} to {end}, {size}", style=BAD)
     if first is not None:
         _show_finding(out, evidence, first)
     for each in judgement.causes[1:]:

@@ -167,14 +167,14 @@ def _without_holder(
     group: GroupEvidence,
     wanted: set[int],
     nodes: dict[int, NodeEvidence],
-    doubts: dict[int, Doubt | None],
+    doubts: dict[int, Distrust | None],
 ) -> Safety:
     here = wanted & nodes.keys()
     # The log of a process that runs was not read: nothing follows from its files.
     if unread := [nodes[i].name for i in sorted(here) if not doubts[i] and nodes[i].has_process]:
         why = f"no master serves, and the logs of {', '.join(unread)} are not read while they run"
         return Safety(group.name, "unknown", why)
-    damaged = Doubt("its last bytes are damaged")
+    damaged = Distrust("its last bytes are damaged")
     why = "; ".join(f"broker {i}: {(doubts[i] or damaged).why}" for i in sorted(here))
     ends = [n.store.end for i, n in nodes.items() if n.store and doubts[i] != EMPTY]
     end = max(ends, default=0)
@@ -188,46 +188,46 @@ def _without_holder(
     return Safety(group.name, "lost" if is_gone else "unknown", why, end=end, lost=lost)
 
 
-class Doubt(NamedTuple):
+class Distrust(NamedTuple):
     """Why a store may lack what its broker acknowledged, and the incident that this is, or ""."""
 
     why: str
     incident: str = ""
 
 
-EMPTY: Final = Doubt("its store is empty")
+EMPTY: Final = Distrust("its store is empty")
 
 
 def distrust(
     group: GroupEvidence, broker_id: int, store: StoreEvidence, others: Iterable[StoreEvidence]
-) -> Doubt | None:
+) -> Distrust | None:
     """None if the store is trusted."""
     if store.is_empty:
         return EMPTY
     if store.group and store.group != group.name:
-        return Doubt(f"it is a store of {store.group}", "foreign-group")
+        return Distrust(f"it is a store of {store.group}", "foreign-group")
     if doubt := lineage_doubt(store, others):
         return doubt
     registered = group.lives.get(broker_id, "")
     if registered and store.lives and store.lives[0] != "?" and registered not in store.lives:
         why = "its folder is older than the process that registered last: a backup, or another disk"
-        return Doubt(why, "store-old")
+        return Distrust(why, "store-old")
     if store.unread:
         has_failed = "Input/output error" in store.unread
-        return Doubt(f"its {store.unread}", "disk-failing" if has_failed else "")
+        return Distrust(f"its {store.unread}", "disk-failing" if has_failed else "")
     if store.suspect:
         incident = "disk-failing" if "the disk failed" in store.suspect else "log-suspect"
-        return Doubt(f"its broker noted that the log is suspect: {store.suspect}", incident)
+        return Distrust(f"its broker noted that the log is suspect: {store.suspect}", incident)
     if store.lost_cache:
         why = "its host was started again before the disk had all that was acknowledged"
-        return Doubt(why, "power-lost")
+        return Distrust(why, "power-lost")
     if store.end and store.end < store.known_end:
         why = f"its log ends at {store.end}, and had reached {store.known_end}"
-        return Doubt(why, "log-tail-missing")
+        return Distrust(why, "log-tail-missing")
     return None
 
 
-def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> Doubt | None:
+def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> Distrust | None:
     """Why this log may be no part of the group's history (R47): most other stores are of another
     lineage, or the only other one is."""
     logs = [other for other in others if other.has_log and other.folder != store.folder]
@@ -235,13 +235,15 @@ def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> Doub
     if not store.lineage or not store.has_log or store.lineage in found:
         return None
     if unread := next((other for other in logs if other.unread and not other.lineage), None):
-        return Doubt(f"no other log shows that it is of this group: {unread.folder} cannot be read")
+        return Distrust(
+            f"no other log shows that it is of this group: {unread.folder} cannot be read"
+        )
     if not found:
         return None
     why = "it and the only other log differ in lineage"
     if max(map(found.count, found)) > 1:
         why = "its log is of another lineage"
-    return Doubt(why, "foreign-lineage")
+    return Distrust(why, "foreign-lineage")
 
 
 def _has(store: StoreEvidence, fault: FaultEvidence, *, is_member: bool) -> bool:
