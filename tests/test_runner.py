@@ -100,36 +100,30 @@ def test_rings_run_beside_each_other_but_for_those_that_come_after_another(
     assert shown == ["1/3 first", "2/3 after", "3/3 beside"]
 
 
-def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
-    """A ring of so many tests that fail, in the second run too unless they pass alone."""
-    mark = folder / "it has run"
-    (folder / "test_busy.py").write_text(
-        "import pathlib, pytest\n"
-        f"@pytest.mark.parametrize('n', range({tests}))\n"
-        "def test_busy(n):\n"
-        f"    mark = pathlib.Path({str(mark)!r} + str(n))\n"
-        f"    assert {passes_alone} and mark.exists(), mark.touch()\n"
-    )
-    ring = Ring(
-        "busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=min(tests, 2)
-    )
-    (outcome,) = run_all([ring], strict=True, soak=False)
-    # Outside its root pytest names a file by a part of its path: which part depends on the root.
-    tests_of_file = (name.partition("::")[2] for name in outcome.failed)
-    file = folder / "test_busy.py"
-    return replace(outcome, failed=tuple(f"{file}::{test}" for test in tests_of_file))
-
-
 def test_failed_tests_run_once_more_alone_and_are_named(tmp_path: Path) -> None:
-    outcome = _failing(tmp_path, 2, passes_alone=True)
+    file = tmp_path / "test_busy.py"
+    file.write_text(
+        "import pathlib, pytest\n"
+        "@pytest.mark.parametrize('n', range(2))\n"
+        "def test_busy(n):\n"
+        f"    mark = pathlib.Path({str(tmp_path)!r}, str(n))\n"
+        "    assert mark.exists(), mark.touch()\n"
+    )
+    folders = (str(tmp_path),)
+    ring = Ring("busy", "tests that fail", "not none", 600, folders=folders, workers=2)
+    (outcome,) = run_all([ring], strict=True, soak=False)
     assert (outcome.state, len(outcome.failed)) == ("failed", 2)
-    outcome = retried(outcome)
+    # Outside its root pytest names a file by a part of its path: which part depends on the root.
+    tests = (name.partition("::")[2] for name in outcome.failed)
+    outcome = retried(replace(outcome, failed=tuple(f"{file}::{test}" for test in tests)))
     assert outcome.state == "passed" and outcome.why.startswith("only alone: ")
     assert outcome.why.count("test_busy.py::test_busy") == 2
 
 
 def test_what_fails_alone_too_is_a_failure(tmp_path: Path) -> None:
-    outcome = retried(_failing(tmp_path, 1, passes_alone=False))
+    file = tmp_path / "test_broken.py"
+    file.write_text("def test_broken(): assert False")
+    outcome = retried(Outcome(RINGS[0], "failed", 1.0, failed=(f"{file}::test_broken",)))
     assert outcome.state == "failed" and outcome.why.startswith("also alone: ")
 
 
@@ -148,9 +142,9 @@ def test_each_first_file_of_a_ring_exists() -> None:
     assert [file for ring in RINGS for file in ring.first if not (ROOT / file).exists()] == []
 
 
-def test_many_failed_tests_are_not_tried_again(tmp_path: Path) -> None:
-    outcome = _failing(tmp_path, RETRIED_MAX + 1, passes_alone=True)
-    assert retried(outcome) == outcome and outcome.state == "failed"
+def test_many_failed_tests_are_not_tried_again() -> None:
+    outcome = Outcome(RINGS[0], "failed", 1.0, failed=("test",) * (RETRIED_MAX + 1))
+    assert retried(outcome) == outcome
 
 
 def test_a_test_that_never_ends_fails_in_any_loop(tmp_path: Path) -> None:
@@ -190,7 +184,7 @@ def test_processes_of_tests_are_given_ports_of_their_own() -> None:
     code = (
         "import sys\n"
         "from tests.shared.ports import free_ports\n"
-        "print(*(free_ports(3) + i for _ in range(2000) for i in range(3)), flush=True)\n"
+        "print(*(free_ports(3) + i for _ in range(200) for i in range(3)), flush=True)\n"
         "sys.stdin.read()"
     )
     with contextlib.ExitStack() as running:

@@ -63,6 +63,10 @@ class Module:
         finally:
             gc.enable()
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def place(self) -> str:
         """Its path below the package, or below the root: the package's folders stand in both."""
@@ -79,17 +83,17 @@ class Module:
         return str(ast.literal_eval(found[1])) if found else ""
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def imported(self) -> set[str]:
         """Dotted names of all that it imports, wherever in the module."""
         names: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -205,7 +209,7 @@ def test_no_banners_and_no_notes_to_self() -> None:
 def test_a_text_in_the_code_is_right_below_what_it_describes() -> None:
     found = []
     for module in CODE:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             body = getattr(node, "body", None)
             for before, text in itertools.pairwise(body if isinstance(body, list) else ()):
                 match text:
@@ -224,7 +228,7 @@ def test_formatting_is_skipped_for_tables_only() -> None:
         if not skipped:
             continue
         tables: set[int] = set()
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             value = getattr(node, "value", None)
             if isinstance(value, ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Call):
                 tables.update(range(value.lineno - 1, (value.end_lineno or value.lineno) + 1))

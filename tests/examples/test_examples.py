@@ -127,7 +127,7 @@ def test_a_popped_message_that_was_not_acknowledged_comes_again(cluster: Cluster
 
 def test_a_failover_loses_nothing(cluster: ClusterProcess, tmp_path: Path) -> None:
     log = tmp_path / "failover.log"
-    child = spawn(argv(cluster, "failover.py", "--seconds", "8"), log)
+    child = spawn(argv(cluster, "failover.py", "--seconds", "5"), log)
     try:
         wait_for("the first ack", lambda: "acknowledged by" in log.read_text())
         master = cluster.master()
