@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.protocol import tags
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.message_id import (
     UniqIdGenerator,
@@ -54,6 +55,7 @@ def test_the_tag_cache_is_bounded() -> None:
     for number in range(10_000):
         tags_code(f"tag-{number}")
     assert tags_code("tag-9999") == naive_hash("tag-9999")
+    assert len(tags._codes) <= tags._CACHE_MAX
 
 
 @given(IP, st.integers(0, 65535), st.integers(0, 2**63 - 1))

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.protocol.codes import LanguageCode, ResponseCode
-from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
 from batonmq.remoting.connection import UNANSWERED_MS, Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
@@ -101,13 +101,6 @@ async def test_async_handlers_fail_like_others(caplog: pytest.LogCaptureFixture)
         assert caught.value.code == ResponseCode.SYSTEM_ERROR
         await pair.client.call(pair.address, RemotingCommand.request(10))
     assert "request_failed code=12" in caplog.text
-
-
-async def test_no_answer_in_time(pair: Pair) -> None:
-    connection = await pair.client.connection(pair.address)
-    with pytest.raises(RequestTimeoutError, match="within 20 ms"):
-        await connection.invoke(RemotingCommand.request(11), 20)
-    await pair.client.call(pair.address, RemotingCommand.request(10))
 
 
 async def test_a_cancelled_waiter_leaves_nothing_behind(pair: Pair) -> None:

@@ -78,16 +78,6 @@ def test_broadcasting_takes_every_queue() -> None:
     assert list(plan.take_up) == QUEUES
 
 
-def test_commit_offset_stops_at_the_first_unconsumed_message() -> None:
-    queue = ProcessQueue(10)
-    queue.put([message(i) for i in range(10, 15)], 15)
-    first, second = queue.take(2), queue.take(3)
-    assert queue.done(second) == 10
-    assert queue.done(first[1:]) == 10
-    assert queue.done(first[:1]) == 15
-    assert len(queue) == queue.size_bytes == 0
-
-
 def check_invariants(queue: ProcessQueue) -> None:
     assert list(queue._cached) == sorted(queue._cached)
     assert list(queue._taken) == sorted(queue._taken)
