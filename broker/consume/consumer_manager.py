@@ -375,9 +375,6 @@ class ConsumerSightings:
         self._leads = False
         self._moving_until_ms = 0
 
-    def __len__(self) -> int:
-        return len(self._came)
-
     def left(self, group: str, client_id: str, now_ms: int) -> None:
         self._note(group, client_id, _Sighting(now_ms, is_member=False), now_ms)
 

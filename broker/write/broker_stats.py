@@ -42,9 +42,6 @@ class StatsTable:
         self._rings = [deque((self._sample(now_ms),), maxlen=count + 1) for _, count in SPANS]
         self._to_sweep: list[str] = []
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
     def add(self, key: str, messages: int, size: int) -> None:
         slot = self._slots.get(key)
         if slot is None:

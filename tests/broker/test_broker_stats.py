@@ -50,9 +50,9 @@ def test_keys_that_rest_for_a_day_go_and_leave_nothing_to_who_comes_after():
         table.add(f"old{number}", 7, 7)
     ticked(table, 0, 24 * HOUR - 1, HOUR)
     table.add("old3", 1, 1)
-    assert len(table) == 3 * SWEEP
+    assert len(table._slots) == 3 * SWEEP
     ticked(table, 24 * HOUR, 26 * HOUR, 600 * SECOND)
-    assert len(table) == 1 and minute_of(table, "old3", 26 * HOUR) == 0
+    assert len(table._slots) == 1 and minute_of(table, "old3", 26 * HOUR) == 0
     for number in range(2 * SWEEP):
         table.add(f"new{number}", 5, 5)
     shown = table.shown("new9", 26 * HOUR, sizes=False)
