@@ -291,12 +291,11 @@ async def test_members_are_asked(rig):
 
 
 @pytest.mark.parametrize("code", [307, 309])
-async def test_a_member_that_does_not_answer(tmp_path, code, monkeypatch):
+async def test_a_member_that_does_not_answer(rig, code, monkeypatch):
     monkeypatch.setattr("batonmq.broker.consume.group_admin.MEMBER_MS", 50)
-    async with lone_broker(tmp_path) as rig:
-        sent = await rig.send()
-        member = Member("m1")
-        await member.join(rig)
-        header = {"consumerGroup": "g", "clientId": "m1", "msgId": sent.ext["msgId"]}
-        assert (await rig.ask(code, header)).code == 207
-        await member.client.close()
+    sent = await rig.send()
+    member = Member("m1")
+    await member.join(rig)
+    header = {"consumerGroup": "g", "clientId": "m1", "msgId": sent.ext["msgId"]}
+    assert (await rig.ask(code, header)).code == 207
+    await member.client.close()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from lone_broker import (
-    Clock,
     Rig,
     end_of,
     lone_broker,
@@ -37,7 +36,7 @@ async def test_r46_215_of_what_is_no_topic_is_refused(rig, tmp_path, name):
     assert [m.body for m in await messages(rig, "T")] == [b"kept"]
 
 
-async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path):
+async def test_text_that_no_file_could_contain_ends_no_broker(rig):
     """The tables of filters and locks are files: a write of one that fails ends the process."""
     half, queue = "\ud800", {"topic": "T", "brokerName": "b", "queueId": 0}
     filter_ = {"topic": "T", "subString": f"a = '{half}'", "expressionType": "SQL92"}
@@ -50,13 +49,12 @@ async def test_text_that_no_file_could_contain_ends_no_broker(tmp_path):
         41: [{"consumerGroup": "g", "clientId": half, "mqSet": [queue]}],
         200: [{"groupName": "g", "attributes": {"+a": half}}],
     }
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.send("T", b"x")).code == 0
-        for code, wanted in bodies.items():
-            for body in wanted:
-                reply = await rig.ask(code, body=json.dumps(body).encode())
-                assert reply.code and "half of a surrogate pair" in (reply.remark or "")
-        assert (await rig.send("T", b"x")).code == 0
+    assert (await rig.send("T", b"x")).code == 0
+    for code, wanted in bodies.items():
+        for body in wanted:
+            reply = await rig.ask(code, body=json.dumps(body).encode())
+            assert reply.code and "half of a surrogate pair" in (reply.remark or "")
+    assert (await rig.send("T", b"x")).code == 0
 
 
 @pytest.mark.parametrize("group", BAD)
@@ -119,20 +117,18 @@ async def check_dead_letter(rig: Rig, group: str) -> None:
     assert end_of(rig, f"%DLQ%{group}") == 1
 
 
-async def test_r46_retries_of_two_pairs_stay_apart(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
-    async with lone_broker(tmp_path) as rig:
-        pairs = [("pay", "core_orders"), ("pay_core", "orders")]
-        for group, topic in pairs:
-            await rig.send(topic, group.encode())
-            assert (await pop(rig, topic=topic, consumerGroup=group)).code == 0
-        clock.ahead_ms += 61_000
-        for group, topic in pairs:
-            retry = f"%RETRY%{group}+{topic}"
-            await until(lambda retry=retry: end_of(rig, retry) == 1)
-            assert [m.body for m in await messages(rig, retry)] == [group.encode()]
-        assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
-        assert end_of(rig, "%RETRY%pay_core+orders") == 1
+async def test_r46_retries_of_two_pairs_stay_apart(rig, clock):
+    pairs = [("pay", "core_orders"), ("pay_core", "orders")]
+    for group, topic in pairs:
+        await rig.send(topic, group.encode())
+        assert (await pop(rig, topic=topic, consumerGroup=group)).code == 0
+    clock.ahead_ms += 61_000
+    for group, topic in pairs:
+        retry = f"%RETRY%{group}+{topic}"
+        await until(lambda retry=retry: end_of(rig, retry) == 1)
+        assert [m.body for m in await messages(rig, retry)] == [group.encode()]
+    assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
+    assert end_of(rig, "%RETRY%pay_core+orders") == 1
 
 
 async def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(rig):

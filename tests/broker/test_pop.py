@@ -350,28 +350,25 @@ async def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(tmp
         await until(lambda: end_of(rig, RETRY) == 9)
 
 
-async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
-    tmp_path, clock, monkeypatch
-):
+async def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(rig, clock, monkeypatch):
     monkeypatch.setattr(pop_service, "SPAN_MIN", 16)
-    async with lone_broker(tmp_path) as rig:
-        service, offsets = rig.service.features.pop, rig.service.tables.offsets
-        await rig.send("T", b"old")
-        ((_, old),) = messages(await pop(rig, invisibleTime=3_600_000))
-        for _ in range(40):
-            await rig.send("T", b"new")
-            ((_, handle),) = messages(await pop(rig))
-            assert (await ack(rig, handle)).code == 0
-        await until(lambda: service.table.next_record - service.table.oldest_record <= 16)
-        progress = pop_service.PROGRESS_GROUP
-        await until(lambda: offsets.query(progress, POP_TOPIC, 0) == service.table.oldest_record)
-        rig.service.role_left()
-        assert (await ack(rig, old)).code == 14
-        rig.service.master_opened()
-        await until(lambda: service.is_loaded)
-        assert len(service.table) == 1
-        clock.now_ms += 3_600_200
-        await until(lambda: end_of(rig, RETRY) == 1)
+    service, offsets = rig.service.features.pop, rig.service.tables.offsets
+    await rig.send("T", b"old")
+    ((_, old),) = messages(await pop(rig, invisibleTime=3_600_000))
+    for _ in range(40):
+        await rig.send("T", b"new")
+        ((_, handle),) = messages(await pop(rig))
+        assert (await ack(rig, handle)).code == 0
+    await until(lambda: service.table.next_record - service.table.oldest_record <= 16)
+    progress = pop_service.PROGRESS_GROUP
+    await until(lambda: offsets.query(progress, POP_TOPIC, 0) == service.table.oldest_record)
+    rig.service.role_left()
+    assert (await ack(rig, old)).code == 14
+    rig.service.master_opened()
+    await until(lambda: service.is_loaded)
+    assert len(service.table) == 1
+    clock.now_ms += 3_600_200
+    await until(lambda: end_of(rig, RETRY) == 1)
 
 
 async def test_a_new_master_continues_when_records_expire_while_it_reads_them(tmp_path, clock):
@@ -588,31 +585,30 @@ async def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
 
 
 async def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
-    tmp_path, clock, monkeypatch
+    rig, clock, monkeypatch
 ):
     """A new master reads the copy alone."""
     monkeypatch.setattr(pop_service, "SPAN_MIN", 0)
-    async with lone_broker(tmp_path) as rig:
-        service, order = rig.service.features.pop, {"order": "true", "queueId": 0}
-        for number in range(3):
-            await rig.send("T", b"%d" % number)
-        (_, one), (_, two), _ = messages(await pop(rig, **order))
-        assert (await ack(rig, one)).code == 0
-        assert (await rig.ask(200053, named(two, invisibleTime=90_000))).code == 0
-        for _ in range(5):
-            await rig.send("U")
-            ((_, handle),) = messages(await pop(rig, topic="U"))
-            assert (await ack(rig, handle, topic="U")).code == 0
-        await until(lambda: progress_of(rig) > 2)
-        rig.service.role_left()
-        rig.service.master_opened()
-        await until(lambda: service.is_loaded)
-        copy = service.table.order_of(("g", "T", 0))
-        assert copy is not None and copy.open == {1, 2}
-        clock.now_ms += 89_000
-        assert (await pop(rig, **order)).code == 210
-        clock.now_ms += 1_001
-        assert bodies(await pop(rig, **order)) == [b"1", b"2"]
+    service, order = rig.service.features.pop, {"order": "true", "queueId": 0}
+    for number in range(3):
+        await rig.send("T", b"%d" % number)
+    (_, one), (_, two), _ = messages(await pop(rig, **order))
+    assert (await ack(rig, one)).code == 0
+    assert (await rig.ask(200053, named(two, invisibleTime=90_000))).code == 0
+    for _ in range(5):
+        await rig.send("U")
+        ((_, handle),) = messages(await pop(rig, topic="U"))
+        assert (await ack(rig, handle, topic="U")).code == 0
+    await until(lambda: progress_of(rig) > 2)
+    rig.service.role_left()
+    rig.service.master_opened()
+    await until(lambda: service.is_loaded)
+    copy = service.table.order_of(("g", "T", 0))
+    assert copy is not None and copy.open == {1, 2}
+    clock.now_ms += 89_000
+    assert (await pop(rig, **order)).code == 210
+    clock.now_ms += 1_001
+    assert bodies(await pop(rig, **order)) == [b"1", b"2"]
 
 
 async def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twice(

@@ -241,14 +241,13 @@ async def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(rig):
     assert names == ["takes_no_view", "ha_closed", "good_bye"]
 
 
-async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(tmp_path):
-    async with lone_broker(tmp_path) as rig:
-        with managed(rig) as (_, replication):
-            replication.register(processors := Processors())
-            handler = processors.handlers[RequestCode.NOTIFY_BROKER_ROLE_CHANGED]
-            notice = RemotingCommand.request(1008, {"masterEpoch": "x"})
-            with pytest.raises(BrokerRefusal, match="masterEpoch"):
-                handler(notice, Mock())
+async def test_r46_a_role_notice_with_what_is_no_number_is_refused_by_name(rig):
+    with managed(rig) as (_, replication):
+        replication.register(processors := Processors())
+        handler = processors.handlers[RequestCode.NOTIFY_BROKER_ROLE_CHANGED]
+        notice = RemotingCommand.request(1008, {"masterEpoch": "x"})
+        with pytest.raises(BrokerRefusal, match="masterEpoch"):
+            handler(notice, Mock())
 
 
 async def test_an_ha_peer_without_a_proof_is_in_the_audit_log_and_in_the_status(tmp_path):

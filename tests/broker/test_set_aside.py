@@ -7,7 +7,6 @@ from lone_broker import (
     Rig,
     end_header,
     end_of,
-    lone_broker,
     messages,
     until,
 )
@@ -33,20 +32,19 @@ async def longest(rig: Rig, **properties: str) -> int:
 
 @pytest.mark.parametrize("keeps_room", [True, False])
 async def test_r54_properties_of_any_accepted_length_stop_no_timer(
-    tmp_path, clock, monkeypatch, keeps_room
+    rig, clock, monkeypatch, keeps_room
 ):
     """Without the room: as logs of older brokers, and of Java's, have them."""
     if not keeps_room:
         monkeypatch.setattr(send_processor, "require_space", lambda properties: None)
-    async with lone_broker(tmp_path) as rig:
-        pad = "x" * await longest(rig, TIMER_DELAY_SEC="250000")
-        assert (PROPERTIES_SIZE_MAX - len(pad) > PROPERTIES_ROOM) is keeps_room
-        assert (await rig.send("T", b"long", pad=pad, TIMER_DELAY_SEC="60")).code == 0
-        assert (await rig.send("U", b"later", TIMER_DELAY_SEC="61", UNIQ_KEY="K2")).code == 0
-        clock.ahead_ms = HOUR_MS
-        await until(lambda: end_of(rig, "U") == 1)
-        (message,) = await messages(rig, "T")
-        assert message.properties["pad"] == pad
+    pad = "x" * await longest(rig, TIMER_DELAY_SEC="250000")
+    assert (PROPERTIES_SIZE_MAX - len(pad) > PROPERTIES_ROOM) is keeps_room
+    assert (await rig.send("T", b"long", pad=pad, TIMER_DELAY_SEC="60")).code == 0
+    assert (await rig.send("U", b"later", TIMER_DELAY_SEC="61", UNIQ_KEY="K2")).code == 0
+    clock.ahead_ms = HOUR_MS
+    await until(lambda: end_of(rig, "U") == 1)
+    (message,) = await messages(rig, "T")
+    assert message.properties["pad"] == pad
 
 
 async def test_a_property_as_long_as_in_rocketmq_s_own_tests_is_accepted(rig):
@@ -80,7 +78,7 @@ async def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(rig,
 
 @pytest.mark.parametrize("wish", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
 async def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
-    tmp_path, clock, monkeypatch, wish
+    rig, clock, monkeypatch, wish
 ):
     deliver = Delivery.deliver
 
@@ -90,14 +88,13 @@ async def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
         return deliver(self, message, stored_at)
 
     monkeypatch.setattr(Delivery, "deliver", poisoned)
-    async with lone_broker(tmp_path) as rig:
-        for body in (b"poison", b"good"):
-            assert (await rig.send("T", body, **wish)).code == 0
-        clock.ahead_ms = HOUR_MS
-        await until(lambda: end_of(rig, "T") == 1)
-        reply = await rig.ask(28)
-        problems = json.loads(json.loads(reply.body)["table"][PROBLEMS_KEY])
-        assert any("set messages aside" in one and "of this message" in one for one in problems)
+    for body in (b"poison", b"good"):
+        assert (await rig.send("T", body, **wish)).code == 0
+    clock.ahead_ms = HOUR_MS
+    await until(lambda: end_of(rig, "T") == 1)
+    reply = await rig.ask(28)
+    problems = json.loads(json.loads(reply.body)["table"][PROBLEMS_KEY])
+    assert any("set messages aside" in one and "of this message" in one for one in problems)
 
 
 @pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 19, "-1", "٣", "1_0"])

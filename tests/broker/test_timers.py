@@ -408,17 +408,16 @@ async def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
 
 
 async def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
-    tmp_path, clock, monkeypatch
+    rig, clock, monkeypatch
 ):
     monkeypatch.setattr(delivery, "REFUSED_MS", 1)
-    async with lone_broker(tmp_path) as rig:
-        assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
-        await until(lambda: len(rig.service.features.timers) == 1)
-        with monkeypatch.context() as full:
-            refused = refuse(rig, full, "T")
-            clock.ahead_ms = 60_100
-            await until(lambda: len(refused) > 1)
-            assert len(rig.service.features.timers) == 1
-        await until(lambda: end_of(rig, "T") == 1)
-        (came,) = await messages(rig, "T")
-        assert came.body == b"timed"
+    assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
+    await until(lambda: len(rig.service.features.timers) == 1)
+    with monkeypatch.context() as full:
+        refused = refuse(rig, full, "T")
+        clock.ahead_ms = 60_100
+        await until(lambda: len(refused) > 1)
+        assert len(rig.service.features.timers) == 1
+    await until(lambda: end_of(rig, "T") == 1)
+    (came,) = await messages(rig, "T")
+    assert came.body == b"timed"
