@@ -371,10 +371,7 @@ class NameServerRegistrar:
         version = table.data_version
         if connection.attachments.get("users") == version:
             return None
-        names = {
-            "brokerName": registration.broker_name,
-            "clusterName": registration.cluster_name,
-        }
+        names = {"brokerName": registration.broker_name, "clusterName": registration.cluster_name}
         request = RemotingCommand.request(RequestCode.BATON_PUT_USERS, names, table.encode())
         try:
             reply = await connection.invoke(request, RPC_TIMEOUT_MS)

@@ -32,13 +32,7 @@ import msgspec
 
 from batonmq.broker.request_fields import invalid, number
 from batonmq.broker.role_gate import RoleGate
-from batonmq.protocol.codes import (
-    RELAY_FIELD,
-    TAKEN_FIELD,
-    LanguageCode,
-    RequestCode,
-    ResponseCode,
-)
+from batonmq.protocol.codes import RELAY_FIELD, TAKEN_FIELD, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
 from batonmq.protocol.numbers import host_and_port, natural_number
 from batonmq.protocol.role_view import Role

@@ -20,11 +20,7 @@ from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.bodies import (
-    PROBLEMS_KEY,
-    DataVersion,
-    TopicConfigAndMappingSerializeWrapper,
-)
+from batonmq.protocol.bodies import PROBLEMS_KEY, DataVersion, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import MASTER_ID, MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody

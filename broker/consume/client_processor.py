@@ -168,11 +168,7 @@ class ClientProcessor:
         return _heartbeat_reply(request, is_changed=is_changed, refused=refused)
 
     def _heard(
-        self,
-        request: RemotingCommand,
-        channel: Connection,
-        data: HeartbeatData,
-        refused: list[str],
+        self, request: RemotingCommand, channel: Connection, data: HeartbeatData, refused: list[str]
     ) -> bool:
         """Returns whether a group changed. Appends to `refused` why entries were skipped."""
         # A slave writes no records; it only notes who is connected here.

@@ -37,12 +37,7 @@ from batonmq.protocol.bodies import (
     TopicStatsTable,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import (
-    BatonError,
-    BrokerRefusal,
-    ConnectError,
-    RequestTimeoutError,
-)
+from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, RequestTimeoutError
 from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import group_problem

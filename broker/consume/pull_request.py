@@ -24,12 +24,7 @@ from batonmq.broker.filter.sql_values import Matches
 from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.bodies import (
-    BROADCASTING,
-    SQL92,
-    TAG,
-    SubscriptionGroupConfig,
-)
+from batonmq.protocol.bodies import BROADCASTING, SQL92, TAG, SubscriptionGroupConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION

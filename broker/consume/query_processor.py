@@ -101,9 +101,7 @@ class OffsetProcessor:
         if boundary not in ("lower", "upper"):
             raise invalid(f"boundaryType is {boundary!r}, allowed are lower and upper")
         offset = self._store.queries.offset_in_queue_by_time(
-            *_queue(request),
-            number(request, "timestamp"),
-            Boundary(boundary),
+            *_queue(request), number(request, "timestamp"), Boundary(boundary)
         )
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 

@@ -23,14 +23,7 @@ from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.message_id import host_bytes, split_address
-from batonmq.protocol.pop import (
-    ANY_QUEUE,
-    NORMAL,
-    RETRY_V1,
-    RETRY_V2,
-    PopHandle,
-    real_topic,
-)
+from batonmq.protocol.pop import ANY_QUEUE, NORMAL, RETRY_V1, RETRY_V2, PopHandle, real_topic
 from batonmq.protocol.properties import (
     POP_CK,
     PROPERTIES_SIZE_MAX,

@@ -174,8 +174,7 @@ class ControllerReplication(Replication):
         if self._damage.due(trust.reason if is_unfit else "", now_ms):
             self._spawn(self._hand_over_damaged(trust.reason), "not_handed_over")
         path.gate.update(
-            lease=self.manager.lease_valid(now_ms),
-            required_set_whole=self.ha.required_set_whole,
+            lease=self.manager.lease_valid(now_ms), required_set_whole=self.ha.required_set_whole
         )
 
     async def _hand_over_full_disk(self, full: str) -> None:

@@ -101,11 +101,7 @@ class _DueMessages(LogFeature):
     """What delayed and timed messages have in common."""
 
     def __init__(
-        self,
-        path: WritePath,
-        deliverer: Delivery,
-        progress: DeliveryProgress,
-        levels: DelayLevels,
+        self, path: WritePath, deliverer: Delivery, progress: DeliveryProgress, levels: DelayLevels
     ) -> None:
         super().__init__(path)
         self._deliverer = deliverer

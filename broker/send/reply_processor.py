@@ -38,11 +38,7 @@ class ReplyProcessor:
     """Runs on masters; the relay passes on requests of other replicas."""
 
     def __init__(
-        self,
-        path: WritePath,
-        send: SendProcessor,
-        clients: ConsumerManager,
-        config: BrokerConfig,
+        self, path: WritePath, send: SendProcessor, clients: ConsumerManager, config: BrokerConfig
     ) -> None:
         self._path = path
         self._send = send

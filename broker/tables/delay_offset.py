@@ -79,9 +79,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
 
     def wrapper(self) -> _DelayFile:
         return _DelayFile(
-            data_version=self.data_version,
-            offset_table=dict(self._table),
-            baton_timer=self._timer,
+            data_version=self.data_version, offset_table=dict(self._table), baton_timer=self._timer
         )
 
     def timer_check(self, delivered_until_ms: int = 0) -> bytes:

@@ -37,11 +37,7 @@ from batonmq.protocol.bodies import (
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import (
-    BatonError,
-    RemoteProtocolError,
-    ResponseError,
-)
+from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseError
 from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Handler, Processors, Response

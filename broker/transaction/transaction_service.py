@@ -49,12 +49,7 @@ from batonmq.broker.write.write_path import WritePath, outcome_of
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message import MessageExt
-from batonmq.protocol.properties import (
-    CHECK_IMMUNITY_TIME_IN_SECONDS,
-    PGROUP,
-    REAL_TOPIC,
-    UNIQ_KEY,
-)
+from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP, REAL_TOPIC, UNIQ_KEY
 from batonmq.protocol.records.codec import (
     NewMessage,
     decode_record,

@@ -67,10 +67,7 @@ class Rig:
         }
         self._processor = AssignmentProcessor(
             Mock(clock_ms=lambda: self.now_ms),
-            Mock(
-                get=lambda topic: self.config,
-                request_modes=Mock(get=lambda topic, group: None),
-            ),
+            Mock(get=lambda topic: self.config, request_modes=Mock(get=lambda topic, group: None)),
             AsyncMock(return_value=members),
             SimpleNamespace(**(settings | config)),
             Mock(invoke=self.invoke),

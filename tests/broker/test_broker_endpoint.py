@@ -24,10 +24,7 @@ from lone_broker import (
 
 from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.batch import BatchItem, encode_batch
-from batonmq.protocol.bodies import (
-    SubscriptionGroupConfig,
-    TopicConfigAndMappingSerializeWrapper,
-)
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.records.codec import NewMessage, decode_records

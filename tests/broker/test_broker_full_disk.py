@@ -5,11 +5,7 @@ import asyncio
 import errno
 import json
 
-from batonmq.broker.replication.controlled import (
-    FULL_MS,
-    HAND_OVER_AGAIN_MS,
-    UnfitHandover,
-)
+from batonmq.broker.replication.controlled import FULL_MS, HAND_OVER_AGAIN_MS, UnfitHandover
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from tests.broker.lone_broker import lone_broker, until

@@ -26,10 +26,7 @@ def ha_port_of(rig: Rig) -> int:
 @contextlib.asynccontextmanager
 async def master(folder: Path, role: str = "SYNC_MASTER", **settings: object):
     async with lone_broker(
-        folder,
-        broker={"broker_role": role},
-        ha_listen_port=free_port(),
-        **settings,
+        folder, broker={"broker_role": role}, ha_listen_port=free_port(), **settings
     ) as rig:
         yield rig
 
@@ -47,10 +44,7 @@ async def slave(folder: Path, of: Rig, *, broker_id: int = 1, **settings: object
 @contextlib.asynccontextmanager
 async def pair(folder: Path, **settings: object):
     """A synchronous master and its slave, which is in sync."""
-    async with (
-        master(folder / "m", **settings) as m,
-        slave(folder / "s", m, **settings) as s,
-    ):
+    async with master(folder / "m", **settings) as m, slave(folder / "s", m, **settings) as s:
         await in_sync(m)
         yield m, s
 

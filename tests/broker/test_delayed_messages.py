@@ -4,22 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from lone_broker import (
-    crashed,
-    end_of,
-    lone_broker,
-    messages,
-    refuse,
-    send_header,
-    spoil,
-    until,
-)
+from lone_broker import crashed, end_of, lone_broker, messages, refuse, send_header, spoil, until
 
 from batonmq.broker.schedule import delivery
-from batonmq.broker.schedule.delivery_progress import (
-    DeliveryProgress,
-    ProgressRecord,
-)
+from batonmq.broker.schedule.delivery_progress import DeliveryProgress, ProgressRecord
 from batonmq.broker.tables.delay_offset import DelayOffsetManager, TimerProgress
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch

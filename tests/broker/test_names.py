@@ -4,15 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import (
-    Rig,
-    end_of,
-    lone_broker,
-    messages,
-    position,
-    run_with_broker,
-    until,
-)
+from lone_broker import Rig, end_of, lone_broker, messages, position, run_with_broker, until
 from test_pop import pop
 
 from batonmq.broker.config import BrokerConfig, ReplicasConfig

@@ -5,15 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.broker.consume.held_requests import KEY_MAX, TAGS_MAX, HeldPop, PopHold
-from batonmq.broker.pop.pop_table import (
-    NEVER,
-    Acked,
-    Popped,
-    PopRecord,
-    PopTable,
-    Position,
-    PutOff,
-)
+from batonmq.broker.pop.pop_table import NEVER, Acked, Popped, PopRecord, PopTable, Position, PutOff
 from batonmq.protocol.errors import RemoteProtocolError
 
 KEY = ("g", "T", 0)

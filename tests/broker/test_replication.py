@@ -15,11 +15,7 @@ from batonmq.auth.config import AuthConfig
 from batonmq.auth.guard import Guard
 from batonmq.broker.config import ReplicasConfig
 from batonmq.broker.metrics import BrokerMetrics
-from batonmq.broker.replication.controlled import (
-    FULL_MS,
-    HAND_OVER_AGAIN_MS,
-    ControllerReplication,
-)
+from batonmq.broker.replication.controlled import FULL_MS, HAND_OVER_AGAIN_MS, ControllerReplication
 from batonmq.broker.write.pending_acks import SLICE
 from batonmq.ha.node_secret import Unproven
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable

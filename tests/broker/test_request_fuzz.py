@@ -1,13 +1,7 @@
 """No request ends the broker or a feature of it, whatever is in its fields (R46, R54)."""
 
 import pytest
-from lone_broker import (
-    Rig,
-    end_header,
-    end_of,
-    run_with_broker,
-    until,
-)
+from lone_broker import Rig, end_header, end_of, run_with_broker, until
 from odd_requests import SEEDS, OddRequests
 from test_pop import pop
 from test_transactions import COMMIT, ROLLBACK, UNKNOWN, Asked, half

@@ -3,13 +3,7 @@
 import json
 
 import pytest
-from lone_broker import (
-    Rig,
-    end_header,
-    end_of,
-    messages,
-    until,
-)
+from lone_broker import Rig, end_header, end_of, messages, until
 
 from batonmq.broker.schedule.delivery import Delivery
 from batonmq.broker.send import send_processor

@@ -202,10 +202,7 @@ async def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its
         for _ in range(8):
             assert (await master.send()).code == 0
     shutil.copytree(tmp_path / "master", tmp_path / "slave")
-    async with (
-        lone_broker(tmp_path / "master") as master,
-        lone_broker(tmp_path / "slave") as slave,
-    ):
+    async with lone_broker(tmp_path / "master") as master, lone_broker(tmp_path / "slave") as slave:
         assert await _popped(master) == [0, 1, 2, 3]
         assert master.service.tables.offsets.query("g", "T", 0) == 4
         sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
@@ -419,10 +416,7 @@ async def test_r58_what_is_kept_for_pages_is_bounded(tmp_path, monkeypatch):
     name = first.ext[EXT_BODY_ID]
     second = await ask({EXT_BODY_ID: name, EXT_BODY_FROM: "100"})
     assert second.body == whole[100:200]
-    for wrong in (
-        {EXT_BODY_ID: "x", EXT_BODY_FROM: "0"},
-        {EXT_BODY_ID: name, EXT_BODY_FROM: "-1"},
-    ):
+    for wrong in ({EXT_BODY_ID: "x", EXT_BODY_FROM: "0"}, {EXT_BODY_ID: name, EXT_BODY_FROM: "-1"}):
         with pytest.raises(BrokerRefusal, match="ask again"):
             await ask(wrong)
     for _ in range(BODIES_KEPT):

@@ -79,11 +79,7 @@ class Wire:
         self.log_begin = 0
         self.processors = Processors()
         SlaveSourceProcessor(
-            master.tables,
-            self.gate,
-            lambda: self.log_begin,
-            lambda: master.carried_out,
-            lambda: 0,
+            master.tables, self.gate, lambda: self.log_begin, lambda: master.carried_out, lambda: 0
         ).register(self.processors)
         self.before_reply: dict[int, Any] = {}
 
@@ -97,13 +93,7 @@ class Wire:
 
 
 def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchronize, Followed]:
-    sync = SlaveSynchronize(
-        wire,
-        slave.tables,
-        1,
-        lambda: None,
-        Mock(max_phy_offset=slave.log_end),
-    )
+    sync = SlaveSynchronize(wire, slave.tables, 1, lambda: None, Mock(max_phy_offset=slave.log_end))
     followed = Followed("127.0.0.1:10911", master_epoch)
     sync.follow(followed)
     return sync, followed

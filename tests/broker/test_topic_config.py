@@ -11,10 +11,7 @@ from failing_disk import failing
 from test_consumer_offset import persist
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.tables.subscription_group import (
-    SYSTEM_GROUPS,
-    SubscriptionGroupManager,
-)
+from batonmq.broker.tables.subscription_group import SYSTEM_GROUPS, SubscriptionGroupManager
 from batonmq.broker.tables.topic_config import TopicConfigManager, system_topics, topic_config
 from batonmq.protocol.bodies import (
     DataVersion,

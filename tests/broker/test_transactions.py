@@ -69,14 +69,7 @@ async def half(
     rig: Rig, key: str = "K1", *, topic: str = "T", **properties: str
 ) -> RemotingCommand:
     sent = await rig.send(
-        topic,
-        b"body",
-        queue=1,
-        TRAN_MSG="true",
-        PGROUP="pg",
-        UNIQ_KEY=key,
-        TAGS="A",
-        **properties,
+        topic, b"body", queue=1, TRAN_MSG="true", PGROUP="pg", UNIQ_KEY=key, TAGS="A", **properties
     )
     assert sent.code == 0, sent.remark
     return sent
@@ -590,8 +583,7 @@ async def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(rig)
     """37 and 323 in one turn: the second of them is refused."""
     sent = await half(rig)
     ended, resumed = await asyncio.gather(
-        rig.ask(37, end_header(sent, COMMIT)),
-        rig.ask(323, {"msgId": sent.ext["msgId"]}),
+        rig.ask(37, end_header(sent, COMMIT)), rig.ask(323, {"msgId": sent.ext["msgId"]})
     )
     assert (ended.code, resumed.code) == (0, 1) and "being ended" in (resumed.remark or "")
     await until(lambda: len(rig.service.features.transactions) == 0)

@@ -16,12 +16,7 @@ import pytest
 from click.testing import CliRunner
 from heartbeats import heartbeat
 from local_log import LocalLog
-from lone_broker import (
-    end_header,
-    sections_of,
-    send_header,
-    until,
-)
+from lone_broker import end_header, sections_of, send_header, until
 from msgspec import structs
 
 from batonmq import (
@@ -339,10 +334,7 @@ async def test_every_code_of_a_controller_by_strangers_and_users(tmp_path):
 
 async def test_every_grpc_call_of_a_controller_by_strangers_and_users(tmp_path):
     """Each method of its service needs the right of the remoting request that does the same."""
-    rights = {
-        OTHER: ("Get", {"GetReplicaInfo", "GetHistory"}),
-        WRITER: ("Update", {"ElectMaster"}),
-    }
+    rights = {OTHER: ("Get", {"GetReplicaInfo", "GetHistory"}), WRITER: ("Update", {"ElectMaster"})}
 
     def user_of(who: Credentials) -> User:
         actions = [rights[who][0]] if who in rights else []
