@@ -60,19 +60,9 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
-from batonmq.protocol.codes import (
-    MASTER_ADDRESS_HINT,
-    MASTER_EPOCH_HINT,
-    LanguageCode,
-    RequestCode,
-)
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, LanguageCode, RequestCode
 from batonmq.protocol.errors import ConnectError
-from batonmq.protocol.json_body import (
-    ENTRIES_AT_ONCE,
-    Body,
-    decoded_in_steps,
-    encoded_pieces,
-)
+from batonmq.protocol.json_body import ENTRIES_AT_ONCE, Body, decoded_in_steps, encoded_pieces
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand, encode_frame
@@ -356,11 +346,7 @@ async def _register(world: World) -> None:
         await asyncio.sleep(0)
     names = world.names
     fields = {"cluster": "DefaultCluster", "brokerName": registration.broker_name}
-    for ask in (
-        names.all_topics,
-        names.topics_by_cluster,
-        names.change_write_perm,
-    ):
+    for ask in (names.all_topics, names.topics_by_cluster, names.change_write_perm):
         reply = await ask(RemotingCommand.request(0, fields), world.channel)  # type: ignore[arg-type]
         assert reply.code == 0 and (reply.body or reply.ext)
         await asyncio.sleep(0)
