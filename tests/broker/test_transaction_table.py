@@ -71,6 +71,15 @@ def test_one_that_could_not_be_ended_when_it_was_due_is_looked_at_after_the_inte
     assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == Due(half(0), "check")
 
 
+def test_r30_one_that_another_replaced_is_ended_and_not_checked_back():
+    """A new master's op for the first copy may wait long for its confirmation: the transaction has
+    ended by then, and a third copy would be committed once more."""
+    core = table(half(0), half(1, stored_ms=50, key="K0"))
+    assert core.next_due(6_000, 6_000) == Due(half(0), "end")
+    core.op_seen(0, [0])
+    assert core.next_due(6_050, 6_050) == Due(half(1, stored_ms=50, key="K0"), "check")
+
+
 def test_limits_count_or_age():
     assert table(half(0, checks=15)).next_due(30_000, 30_000) == Due(half(0, checks=15), "give up")
     assert table(half(0, checks=14)).next_due(30_000, 30_000) == Due(half(0, checks=14), "check")
