@@ -76,7 +76,7 @@ class Rig:
         self.steps.append(step)
 
     def _ha_step(self, name: str) -> Any:
-        async def step(view: RoleView) -> int:
+        async def step(view: RoleView | None = None) -> int:
             self.note((name, list(self.heard), self.path.gate.role))
             return 900
 
