@@ -23,6 +23,13 @@ API_VERSIONS = ("1.28", "1.37")
 """The oldest that the chart allows, and the newest of which the package has schemas."""
 NAMESPACE = "mq"
 TLS = {"secret": "certs", "mode": "permissive", "dial": False}
+CHANGED: dict[str, Any] = {
+    "groups": ["broker-a", "broker-b"],
+    "storageClass": "fast",
+    "serviceMonitor": True,
+    "externalDomain": "mq.example.com",
+    "tls": TLS,
+}
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
@@ -72,13 +79,7 @@ def environ(stateful_set: dict[str, Any], index: int) -> dict[str, str]:
 @pytest.mark.parametrize("version", API_VERSIONS)
 def test_the_api_takes_every_manifest(version: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    every = manifests(
-        groups=["broker-a", "broker-b"],
-        storageClass="fast",
-        serviceMonitor=True,
-        externalDomain="mq.example.com",
-        tls=TLS,
-    )
+    every = manifests(**CHANGED)
     for document in (*manifests(), *every):
         if document["kind"] == "ServiceMonitor":
             continue  # of the Prometheus operator: no part of the API
@@ -144,15 +145,7 @@ def test_a_secret_with_certificates_turns_tls_on_in_every_process() -> None:
 def test_helm_itself_makes_the_same_manifests(tmp_path: Path, changed: bool) -> None:
     """`.ci/run` installs helm 4 from a wheel; `GOBIN=DIR go install
     helm.sh/helm/v3/cmd/helm@v3.18.6` makes helm 3 in four minutes."""
-    values: dict[str, Any] = {}
-    if changed:
-        values = {
-            "groups": ["broker-a", "broker-b"],
-            "storageClass": "fast",
-            "serviceMonitor": True,
-            "externalDomain": "mq.example.com",
-            "tls": TLS,
-        }
+    values = CHANGED if changed else {}
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     version = f"{API_VERSIONS[0]}.0"  # helm made by `go install` takes an older one for granted
