@@ -22,7 +22,7 @@ from batonmq.launcher import control
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import UNFINISHED, announce, withdraw
-from batonmq.launcher.events import ClusterEvent, Reporter
+from batonmq.launcher.events import ClusterEvent, Report
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import (
     STAGES,
@@ -68,7 +68,7 @@ class LocalCluster:
     def __init__(
         self,
         layout: Layout,
-        reporter: Reporter,
+        report: Report,
         fork_server: ForkServer,
         *,
         respawn: bool = False,
@@ -80,7 +80,7 @@ class LocalCluster:
         self.whole = False
         self.announced = False
         """Whether `~/.batonmq/current` names this cluster while it runs."""
-        self._reporter = reporter
+        self._report_event = report
         self.children = Children(
             layout, fork_server, self._child_changed, self._comes_back, watchdog_s
         )
@@ -395,7 +395,7 @@ class LocalCluster:
 
     def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
         try:
-            self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
+            self._report_event(ClusterEvent(kind, text, fields, bad=bad))
         except OSError:
             # The reader of the output has ended (`| head`), or its disk is full. That must not stop
             # the watching and restarting of processes.

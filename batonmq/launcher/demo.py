@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from batonmq.history.fold import failovers
 from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
 from batonmq.launcher.cluster import LocalCluster, stop_event
-from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.events import ClusterEvent, Report, report_json, report_line
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, plan
 from batonmq.launcher.preparation import StartError
@@ -86,25 +85,25 @@ async def run_demo(
 ) -> int:
     """Runs it; 0 if nothing was lost, 1 otherwise. `rate` in sends per second, `base_port` 0: any
     free range. Raises StartError."""
-    reporter: Reporter = (JsonReporter if as_json else LineReporter)(sys.stdout)
+    report = report_json if as_json else report_line
     base_port = base_port or free_base_port(replicas)
     layout = plan(data_dir, replicas=replicas, base_port=base_port)
     text = f"3 controllers and {replicas} brokers on ports from {base_port}, data in {data_dir}"
     where = {"basePort": base_port, "dataDir": str(data_dir)}
-    reporter.report(ClusterEvent("demo_begins", text, where))
+    report(ClusterEvent("demo_begins", text, where))
     stop = asyncio.create_task(stop_event().wait(), name="stop")
-    cluster = LocalCluster(layout, reporter, fork_server)
+    cluster = LocalCluster(layout, report, fork_server)
     try:
         await cluster.start()
         await cluster.wait_whole(WHOLE_S)
-        play = asyncio.create_task(Demo(cluster, reporter, kills, rate).play(), name="play")
+        play = asyncio.create_task(Demo(cluster, report, kills, rate).play(), name="play")
         await asyncio.wait({stop, play}, return_when=asyncio.FIRST_COMPLETED)
         if play.done():
             return play.result()
         play.cancel()
         # Its clients are closed while there is a cluster.
         await asyncio.gather(play, return_exceptions=True)
-        reporter.report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
+        report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
         return 1
     finally:
         stop.cancel()
@@ -112,10 +111,10 @@ async def run_demo(
 
 
 class Demo:
-    def __init__(self, cluster: LocalCluster, reporter: Reporter, kills: int, rate: int) -> None:
+    def __init__(self, cluster: LocalCluster, report: Report, kills: int, rate: int) -> None:
         self._cluster = cluster
         self._layout = cluster.layout
-        self._reporter = reporter
+        self._report_event = report
         self._kills = kills
         self._rate = rate
         self._tally = Tally()
@@ -235,7 +234,7 @@ class Demo:
         return story
 
     def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
-        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
+        self._report_event(ClusterEvent(kind, text, fields, bad=bad))
 
     async def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = boot_s() + seconds

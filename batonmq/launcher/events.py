@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
 
 import click
 
@@ -23,29 +22,15 @@ class ClusterEvent:
     bad: bool = False
 
 
-class Reporter(Protocol):
-    def report(self, event: ClusterEvent) -> None: ...
+Report = Callable[[ClusterEvent], None]
 
 
-class JsonReporter:
+def report_json(event: ClusterEvent) -> None:
     """One JSON object a line: `time` (ms since 1970), `event`, and the event's own fields."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def report(self, event: ClusterEvent) -> None:
-        record = {"time": wall_ms(), "event": event.kind, **event.fields}
-        self._out.write(json.dumps(record) + "\n")
-        self._out.flush()
+    click.echo(json.dumps({"time": wall_ms(), "event": event.kind, **event.fields}))
 
 
-class LineReporter:
-    """Lines with the time of day, red where something is wrong."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def report(self, event: ClusterEvent) -> None:
-        clock = time.strftime("%H:%M:%S")
-        text = click.style(event.text, fg="red") if event.bad else event.text
-        click.echo(f"{clock}  {text}", file=self._out)
+def report_line(event: ClusterEvent) -> None:
+    """With the time of day, red where something is wrong."""
+    text = click.style(event.text, fg="red") if event.bad else event.text
+    click.echo(f"{time.strftime('%H:%M:%S')}  {text}")

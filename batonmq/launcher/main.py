@@ -64,11 +64,11 @@ def _failed(command: str, error: StartError | OSError) -> int:
 
 def _report_failed(why: str, exit_code: int) -> None:
     """To a reader of events, by the last one."""
-    from batonmq.launcher.events import ClusterEvent, JsonReporter
+    from batonmq.launcher.events import ClusterEvent, report_json
 
     if click.get_current_context().meta[AS_JSON]:
         fields = {"error": why, "exitCode": exit_code}
-        JsonReporter(sys.stdout).report(ClusterEvent("failed", why, fields))
+        report_json(ClusterEvent("failed", why, fields))
 
 
 class _Commands(click.Group):

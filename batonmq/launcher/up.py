@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from batonmq.launcher.cluster import LocalCluster, stop_event
-from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.events import ClusterEvent, report_json, report_line
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout
 
@@ -16,14 +16,13 @@ async def run_up(
 ) -> int:
     """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
     stop = stop_event()
+    view, report = None, report_json if as_json else report_line
     if not as_json and sys.stdout.isatty():
         from batonmq.launcher.live_view import LiveView  # rich takes long to load
 
-        view: LiveView | None = LiveView()
-    else:
-        view = None
-    reporter: Reporter = view or (JsonReporter if as_json else LineReporter)(sys.stdout)
-    cluster = LocalCluster(layout, reporter, fork_server, respawn=respawn, watchdog_s=watchdog_s)
+        view = LiveView()
+        report = view.report
+    cluster = LocalCluster(layout, report, fork_server, respawn=respawn, watchdog_s=watchdog_s)
     cluster.announced = True
     try:
         if view is not None:
@@ -39,5 +38,5 @@ async def run_up(
             await view.close()
         await cluster.stop()
     with contextlib.suppress(OSError):  # as in `LocalCluster`: the reader may have ended
-        reporter.report(ClusterEvent("stopped", "all processes have ended"))
+        report(ClusterEvent("stopped", "all processes have ended"))
     return 0

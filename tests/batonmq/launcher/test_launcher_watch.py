@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.launcher import cluster as launcher_cluster
 from batonmq.launcher.children import ChildChanged
 from batonmq.launcher.cluster import LocalCluster
-from batonmq.launcher.events import ClusterEvent, Reporter
-from batonmq.launcher.forks import ForkServer
+from batonmq.launcher.events import ClusterEvent
 from batonmq.launcher.layout import plan
 from batonmq.launcher.watch import _group
 from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
@@ -56,16 +55,13 @@ def test_a_full_disk_does_not_end_the_watch_over_the_processes(
     once, and written with the next change after there is space."""
     reported: list[str] = []
 
-    class Notes:
-        def report(self, event: ClusterEvent) -> None:
-            reported.append(event.kind)
+    def report(event: ClusterEvent) -> None:
+        reported.append(event.kind)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    cluster = LocalCluster(
-        plan(tmp_path), cast("Reporter", Notes()), cast("ForkServer", None), respawn=True
-    )
+    cluster = LocalCluster(plan(tmp_path), report, Mock(), respawn=True)
     cluster.whole = True
     with monkeypatch.context() as disk:
         disk.setattr(launcher_cluster, "write_document", full)
@@ -83,11 +79,8 @@ def test_an_output_that_takes_nothing_does_not_end_the_watch_over_the_processes(
     """The watcher of a process ended with the line that says that it ended, and nothing started it
     again."""
 
-    class Full:
-        def report(self, event: ClusterEvent) -> None:
-            raise OSError(number, os.strerror(number))
-
-    cluster = LocalCluster(plan(tmp_path), cast("Reporter", Full()), cast("ForkServer", None))
+    full = Mock(side_effect=OSError(number, os.strerror(number)))
+    cluster = LocalCluster(plan(tmp_path), full, Mock())
     cluster._child_changed(ChildChanged(cluster.layout.brokers[0], None, "SIGKILL"))
     assert cluster._poll_now.is_set()
 
@@ -110,7 +103,7 @@ async def test_a_certificate_that_cannot_be_read_does_not_end_the_watch(
         async def close(self) -> None:
             pass
 
-    cluster = LocalCluster(plan(tmp_path), cast("Reporter", None), cast("ForkServer", None))
+    cluster = LocalCluster(plan(tmp_path), Mock(), Mock())
     monkeypatch.setattr(cluster, "_new_admin", FakeAdmin)
     first, second, _ = cluster.layout.name_servers
     await cluster._ask_only([first])
