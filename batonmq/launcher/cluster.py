@@ -46,7 +46,7 @@ from batonmq.launcher.preparation import (
     write_config,
     write_configs,
 )
-from batonmq.launcher.watch import ClusterSnapshot, GroupView, poll
+from batonmq.launcher.watch import ClusterSnapshot, poll
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s, wall_ms
 from batonmq.runtime.durable_file import replace_file
@@ -405,9 +405,10 @@ class LocalCluster:
         for name, group in after.groups.items():
             old = before.groups.get(name)
             if old is None or old.master_address != group.master_address:
+                who = f"master is {group.master_address} (epoch {group.master_epoch})"
                 self._report(
                     "master_changed",
-                    f"{name}: {_mastership(group)}",
+                    f"{name}: {who if group.master_address else 'no master'}",
                     bad=not group.master_address,
                     group=name,
                     master=group.master_address,
@@ -462,9 +463,3 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
     return event
-
-
-def _mastership(group: GroupView) -> str:
-    if not group.master_address:
-        return "no master"
-    return f"master is {group.master_address} (epoch {group.master_epoch})"

@@ -77,10 +77,6 @@ class NodeFiles:
         return f"{self.host}:{self.port}"
 
     @property
-    def metrics_port(self) -> int:
-        return self.port + 5
-
-    @property
     def python_file(self) -> Path:
         """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
         return self.config.with_suffix(PYTHON_SUFFIX)
@@ -426,7 +422,7 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         sections["metrics"] = {
             "metricsExporterType": "PROM",
             "metricsPromExporterHost": node.host,
-            "metricsPromExporterPort": node.metrics_port,
+            "metricsPromExporterPort": node.port + 5,
         }
     if layout.secure != "disabled" or "tls" in layout.overrides:
         sections["tls"] = _tls_of(layout, node)

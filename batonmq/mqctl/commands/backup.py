@@ -51,15 +51,19 @@ async def backup(
 
     JSON (on standard error with -): source, target, beginOffset, endOffset, newBytes, behindBytes,
     segments."""
-    lock = _lock_of(store)
+    lock, is_stopped = FolderLock(store / "lock"), True
+    try:
+        with disk_failures(store / "lock"):
+            lock.acquire()  # so that it stays stopped
+    except FolderLockedError:
+        is_stopped = False
     try:
         with disk_failures(target):
             manifest, facts = await _copy(
-                context, store, target, broker_addr, is_stopped=lock is not None
+                context, store, target, broker_addr, is_stopped=is_stopped
             )
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
     # With -, standard output is the stream.
     _show(context, manifest, store, target, facts, to_stderr=target == STREAM)
 
@@ -98,17 +102,6 @@ def _private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _lock_of(store: Path) -> FolderLock | None:
-    """The lock of a stopped store, so that it stays stopped; None if a broker runs on it."""
-    lock = FolderLock(store / "lock")
-    try:
-        with disk_failures(store / "lock"):
-            lock.acquire()
-    except FolderLockedError:
-        return None
-    return lock
 
 
 async def _confirmed(context: CommandContext, store: Path, address: str | None) -> tuple[int, int]:

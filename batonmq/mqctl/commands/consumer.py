@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from batonmq.client.admin.types import GroupProgress, QueueProgress
+from batonmq.client.admin.types import GroupProgress
 from batonmq.mqctl.commands.groups import CONNECTION
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, plain_queue, when
@@ -231,7 +231,12 @@ def _document(progress: GroupProgress) -> dict[str, Any]:
 def _show_group(context: CommandContext, progress: GroupProgress) -> None:
     headings = ["Topic", "Broker", "QID", "Broker Offset", "Consumer Offset", "Diff", "Inflight",
                 "Last Time"]  # fmt: skip
-    context.out.table(headings, [_row(each) for each in progress.queues])
+    rows = [
+        [q.queue.topic, q.queue.broker_name, q.queue.queue_id, q.broker_offset,
+         q.consumer_offset, _lag(q.lag), q.in_flight, when(q.last_consumed_ms)]
+        for q in progress.queues
+    ]  # fmt: skip
+    context.out.table(headings, rows)
     context.out.line()
     context.out.fields(
         [
@@ -240,11 +245,6 @@ def _show_group(context: CommandContext, progress: GroupProgress) -> None:
             ("In flight", progress.in_flight),
         ]
     )
-
-
-def _row(q: QueueProgress) -> list[object]:
-    return [q.queue.topic, q.queue.broker_name, q.queue.queue_id, q.broker_offset,
-            q.consumer_offset, _lag(q.lag), q.in_flight, when(q.last_consumed_ms)]  # fmt: skip
 
 
 def _lag(lag: int) -> str:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -38,8 +38,6 @@ from batonmq.protocol.message_id import (
 )
 from batonmq.runtime.words import counted
 
-if TYPE_CHECKING:
-    from batonmq.client.producer.sending import SendResult
 PRODUCER_GROUP = "mqctl_producer"
 CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
@@ -74,9 +72,19 @@ async def send_message(
     async with context.producer(PRODUCER_GROUP) as sender:
         selector = _on_broker(broker, queue_id) if broker is not None else None
         result = await sender.send(message, selector=selector)
-    if not context.out.wrote_json(_send_document(result)):
+    document = {
+        "sendStatus": str(result.status),
+        "msgId": result.msg_id,
+        "offsetMsgId": result.offset_msg_id,
+        "messageQueue": plain_queue(result.queue),
+        "queueOffset": result.queue_offset,
+    }
+    if not context.out.wrote_json(document):
         headings = ["Broker", "QID", "Queue Offset", "Send Result", "MsgId", "OffsetMsgId"]
-        context.out.table(headings, [_send_row(result)])
+        queue, status = result.queue, Cell.of(result.status, GOOD if result.acknowledged else BAD)
+        row = [queue.broker_name, queue.queue_id, result.queue_offset, status,
+               result.msg_id, result.offset_msg_id]  # fmt: skip
+        context.out.table(headings, [row])
     if not result.acknowledged:
         context.complain(
             f"stored but not acknowledged by every replica ({result.status}): it may be lost in a"
@@ -89,23 +97,6 @@ def _property(text: str) -> tuple[str, str]:
     if not (name and separator):
         raise click.UsageError(f"--property {text!r}: KEY=VALUE is needed")
     return name, value
-
-
-def _send_document(result: SendResult) -> dict[str, Any]:
-    return {
-        "sendStatus": str(result.status),
-        "msgId": result.msg_id,
-        "offsetMsgId": result.offset_msg_id,
-        "messageQueue": plain_queue(result.queue),
-        "queueOffset": result.queue_offset,
-    }
-
-
-def _send_row(result: SendResult) -> list[object]:
-    status = Cell.of(str(result.status), GOOD if result.acknowledged else BAD)
-    queue = result.queue
-    return [queue.broker_name, queue.queue_id, result.queue_offset, status,
-            result.msg_id, result.offset_msg_id]  # fmt: skip
 
 
 def _on_broker(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import click
 
@@ -101,7 +100,20 @@ class Migration:
         """The group and what is left; `checked`: problems end with exit code 1."""
         group = await self._group()
         found, steps = problems(group), next_steps(group, to, replicas)
-        if not self.context.out.wrote_json(_document(group, found, steps)):
+        members = [
+            {
+                "brokerId": m.broker_id,
+                "address": m.address,
+                "kind": m.kind or None,
+                "version": m.version or None,
+                "master": m.is_master,
+                "inSync": m.in_sync,
+                "alive": m.alive,
+            }
+            for m in group.members
+        ]
+        document = {"group": group.name, "members": members, "problems": found, "steps": steps}
+        if not self.context.out.wrote_json(document):
             _show(self.context, group, found, steps, KIND_NAMES[to])
         self.context.failed = checked and bool(found)
 
@@ -283,26 +295,6 @@ class Migration:
 def _refuse(found: list[str]) -> None:
     if found:
         raise CommandFailed("nothing was done: " + "; ".join(found))
-
-
-def _document(group: MigratedGroup, found: list[str], steps: list[str]) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "members": [
-            {
-                "brokerId": m.broker_id,
-                "address": m.address,
-                "kind": m.kind or None,
-                "version": m.version or None,
-                "master": m.is_master,
-                "inSync": m.in_sync,
-                "alive": m.alive,
-            }
-            for m in group.members
-        ],
-        "problems": found,
-        "steps": steps,
-    }
 
 
 def _show(
