@@ -60,13 +60,8 @@ class Child:
     pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 
 
-@dataclass(frozen=True, slots=True)
-class ChildChanged:
-    """A process started (`pid` set) or ended (`pid` None; `how` says by what)."""
-
-    node: Node
-    pid: int | None
-    how: str
+ChildChanged = Callable[[Node, int | None, str], None]
+"""Is called with the node, its pid or None if it has ended, and how it started or ended."""
 
 
 def describe_exit(code: int) -> str:
@@ -87,7 +82,7 @@ class Children:
         self,
         layout: Layout,
         fork_server: ForkServer,
-        changed: Callable[[ChildChanged], None],
+        changed: ChildChanged,
         respawn: Callable[[str], bool],
         watchdog_s: float = 0.0,
     ) -> None:
@@ -163,7 +158,7 @@ class Children:
         )
         child.pid = child.process.pid
         child.started_ms = boot_ms()
-        self._changed(ChildChanged(child.node, child.pid, "started"))
+        self._changed(child.node, child.pid, "started")
         self._watchers[name] = asyncio.create_task(self._watch(child), name=f"watch-{name}")
 
     def _listeners_for(self, child: Child) -> list[socket.socket]:
@@ -210,7 +205,7 @@ class Children:
             how = f"{how}, its loop stood still for {self._watchdog_s:g} s"
         if code > 0 or self._pauses(child):
             _close_listeners(child)  # it may be away for long
-        self._changed(ChildChanged(child.node, None, how))
+        self._changed(child.node, None, how)
         if self._is_over(child):
             return
         if self.respawn(child.node.name):
@@ -237,7 +232,7 @@ class Children:
                 return
             except OSError as exc:
                 how = f"cannot be started again: {disk.described(exc)}"
-                self._changed(ChildChanged(child.node, None, how))
+                self._changed(child.node, None, how)
             await asyncio.sleep(child.pauses.next_ms() / 1000)
 
     async def _watch_adopted(self, child: Child) -> None:
@@ -248,10 +243,10 @@ class Children:
             alive = pid is not None
             if alive and child.pid is None:
                 child.pid = pid
-                self._changed(ChildChanged(child.node, pid, "started by hand"))
+                self._changed(child.node, pid, "started by hand")
             elif not alive and child.pid is not None:
                 child.pid = None
-                self._changed(ChildChanged(child.node, None, "ended"))
+                self._changed(child.node, None, "ended")
 
     async def stop(self, name: str) -> None:
         """Ends one process: SIGTERM, and SIGKILL after 10 s."""

@@ -19,7 +19,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.launcher import control
-from batonmq.launcher.children import ChildChanged, Children, tail_of_log
+from batonmq.launcher.children import Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import UNFINISHED, announce, withdraw
 from batonmq.launcher.events import ClusterEvent, Report
@@ -321,26 +321,26 @@ class LocalCluster:
             self._write()
             await is_set_within(self._poll_now, POLL_S if self.whole else POLL_STARTING_S)
 
-    def _child_changed(self, change: ChildChanged) -> None:
-        name = change.node.name
+    def _child_changed(self, node: Node, pid: int | None, how: str) -> None:
+        name = node.name
         leaving = self.children.by_name[name].leaving
-        died = change.pid is None and not leaving and not self.children.stopping
-        if change.pid is not None:
-            text = f"{name} {change.how} (pid {change.pid})"
+        died = pid is None and not leaving and not self.children.stopping
+        if pid is not None:
+            text = f"{name} {how} (pid {pid})"
             kind = "process_started"
         else:
-            text, kind = f"{name} ended: {change.how}", "process_ended"
-            if died and change.how.startswith("exit"):
+            text, kind = f"{name} ended: {how}", "process_ended"
+            if died and how.startswith("exit"):
                 text += "\n" + tail_of_log(self.children.by_name[name])
-        self._report(kind, text, bad=died, name=name, pid=change.pid, how=change.how)
-        failed = change.how.startswith("exit ") and change.how != "exit 0"
+        self._report(kind, text, bad=died, name=name, pid=pid, how=how)
+        failed = how.startswith("exit ") and how != "exit 0"
         # Before the cluster was whole it will fail again, for example for a wrong setting.
         if died and failed and not (self._respawn and self.whole):
             self._gave_up.add(name)
         else:
             self._gave_up.discard(name)
         self._served.discard(name)
-        taken = taken_ports(change.node) if name in self._gave_up and not self.whole else []
+        taken = taken_ports(node) if name in self._gave_up and not self.whole else []
         if taken:  # somebody was faster: what answers there is no part of this cluster
             self._end_start(PortsTakenError(taken))
         elif why := gave_up(self.layout, self._gave_up, was_whole=self.whole):

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.launcher import cluster as launcher_cluster
-from batonmq.launcher.children import ChildChanged
 from batonmq.launcher.cluster import LocalCluster
 from batonmq.launcher.events import ClusterEvent
 from batonmq.launcher.layout import plan
@@ -66,9 +65,9 @@ def test_a_full_disk_does_not_end_the_watch_over_the_processes(
     with monkeypatch.context() as disk:
         disk.setattr(launcher_cluster, "write_document", full)
         for node in cluster.layout.brokers:
-            cluster._child_changed(ChildChanged(node, None, "SIGKILL"))
+            cluster._child_changed(node, None, "SIGKILL")
     assert reported.count("process_ended") == 3 and reported.count("cluster_file_stale") == 1
-    cluster._child_changed(ChildChanged(cluster.layout.brokers[0], 77, "started"))
+    cluster._child_changed(cluster.layout.brokers[0], 77, "started")
     assert cluster.layout.cluster_file.exists()
 
 
@@ -81,7 +80,7 @@ def test_an_output_that_takes_nothing_does_not_end_the_watch_over_the_processes(
 
     full = Mock(side_effect=OSError(number, os.strerror(number)))
     cluster = LocalCluster(plan(tmp_path), full, Mock())
-    cluster._child_changed(ChildChanged(cluster.layout.brokers[0], None, "SIGKILL"))
+    cluster._child_changed(cluster.layout.brokers[0], None, "SIGKILL")
     assert cluster._poll_now.is_set()
 
 
