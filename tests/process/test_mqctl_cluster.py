@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +23,29 @@ pytestmark = pytest.mark.process
 TOPIC = "MqctlTopic"
 
 
-class Mqctl:
-    """In this process, by the cluster's folder; `program` is the real thing, which has nothing but
-    what the local cluster leaves behind in the home to find it."""
-
-    def __init__(self, cluster: ClusterProcess) -> None:
-        self._cluster = cluster
-
-    def __call__(self, *arguments: str) -> Ran:
-        return self._cluster.mqctl(*arguments)
-
-    def program(self, *arguments: str) -> Ran:
-        return mqctl_program(*arguments, home=self._cluster.folder, env={})
+Mqctl = Callable[..., Ran]
 
 
-@dataclass
-class Setting:
-    cluster: ClusterProcess
-    mqctl: Mqctl
+def program(cluster: ClusterProcess, *arguments: str) -> Ran:
+    """The real thing: to find the cluster it has only what that leaves behind in the home."""
+    return mqctl_program(*arguments, home=cluster.folder, env={})
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     """A whole cluster, and a home of its own, so that no other cluster's hint is touched."""
     folder = tmp_path_factory.mktemp("mqctl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(folder))
         patch.chdir(folder)
-        with ClusterProcess(folder) as cluster:
-            yield Setting(cluster, Mqctl(cluster))
+        with ClusterProcess(folder) as running:
+            yield running
 
 
 @pytest.fixture
-def mqctl(setting: Setting) -> Mqctl:
-    return setting.mqctl
+def mqctl(cluster: ClusterProcess) -> Mqctl:
+    """In this process, by the cluster's folder."""
+    return cluster.mqctl
 
 
 def the_group(mqctl: Mqctl) -> dict[str, Any]:
@@ -65,13 +53,14 @@ def the_group(mqctl: Mqctl) -> dict[str, Any]:
     return table["broker-a"]
 
 
-def test_the_running_cluster_is_found_from_anywhere_and_is_healthy(setting: Setting) -> None:
-    mqctl, data = setting.mqctl, setting.cluster.data_dir
-    addresses = setting.cluster.name_servers
+def test_the_running_cluster_is_found_from_anywhere_and_is_healthy(
+    cluster: ClusterProcess, mqctl: Mqctl
+) -> None:
+    data, addresses = cluster.data_dir, cluster.name_servers
     ran = mqctl("health", "--json")
     assert (ran.code, ran.json["problems"]) == (0, [])
     assert ran.json["controllerLeaderAddress"]
-    ran = mqctl.program("health")
+    ran = program(cluster, "health")
     assert (ran.code, ran.out.splitlines()[-1], ran.err) == (
         0,
         "healthy",
@@ -79,18 +68,19 @@ def test_the_running_cluster_is_found_from_anywhere_and_is_healthy(setting: Sett
     )
 
 
-def test_name_servers_and_controllers_may_be_given_by_hand(setting: Setting) -> None:
-    name_servers, controllers = setting.cluster.name_servers, ";".join(setting.cluster.controllers)
-    ran = setting.mqctl("health", "-n", name_servers, "-a", controllers)
+def test_name_servers_and_controllers_may_be_given_by_hand(
+    cluster: ClusterProcess, mqctl: Mqctl
+) -> None:
+    name_servers, controllers = cluster.name_servers, ";".join(cluster.controllers)
+    ran = mqctl("health", "-n", name_servers, "-a", controllers)
     assert ran.code == 0
-    one = setting.cluster.controllers[1]
-    ran = setting.mqctl("get-controller-meta-data", "--controller-address", one, "--json")
-    assert ran.json["controllerLeaderAddress"] in setting.cluster.controllers
+    one = cluster.controllers[1]
+    ran = mqctl("get-controller-meta-data", "--controller-address", one, "--json")
+    assert ran.json["controllerLeaderAddress"] in cluster.controllers
 
 
-def test_cluster_and_brokers(setting: Setting) -> None:
-    mqctl = setting.mqctl
-    master = setting.cluster.master()["address"]
+def test_cluster_and_brokers(cluster: ClusterProcess, mqctl: Mqctl) -> None:
+    master = cluster.master()["address"]
     info = mqctl("clusterList", "--json").json
     assert info["brokerAddrTable"]["broker-a"]["brokerAddrs"]["0"] == master
     assert info["clusterAddrTable"] == {"DefaultCluster": ["broker-a"]}
@@ -100,8 +90,7 @@ def test_cluster_and_brokers(setting: Setting) -> None:
     assert table["brokerVersionDesc"]
 
 
-def test_topics_and_messages(setting: Setting) -> None:
-    mqctl = setting.mqctl
+def test_topics_and_messages(mqctl: Mqctl) -> None:
     ran = mqctl("updateTopic", "-t", TOPIC, "-c", "DefaultCluster", "-r", "2", "-w", "2")
     assert ran.code == 0
     assert TOPIC in mqctl("topicList", "--json").json["topicList"]
@@ -136,8 +125,7 @@ def test_topics_and_messages(setting: Setting) -> None:
     assert [entry["offset"] for entry in ran.json["offsetTable"]] == [0, 2]
 
 
-def test_replication_and_controllers(setting: Setting) -> None:
-    mqctl = setting.mqctl
+def test_replication_and_controllers(cluster: ClusterProcess, mqctl: Mqctl) -> None:
     group = the_group(mqctl)
     assert [r["alive"] for r in group["inSyncReplicas"]] == [True] * 3
     status = mqctl("haStatus", "-b", group["masterAddress"], "--json").json
@@ -146,7 +134,7 @@ def test_replication_and_controllers(setting: Setting) -> None:
     assert sorted(c["brokerId"] for c in caches) == [1, 2, 3]
     assert all(c["epochList"][-1]["epoch"] == group["masterEpoch"] for c in caches)
     configs = mqctl("getControllerConfig", "--json").json
-    assert sorted(configs) == sorted(setting.cluster.controllers)
+    assert sorted(configs) == sorted(cluster.controllers)
     ran = mqctl("updateControllerConfig", "-k", "electMasterMaxRetryCount", "-v", "4", "--json")
     assert (ran.code, len(ran.json["addresses"])) == (0, 3)
     changed = mqctl("getControllerConfig", "--json").json
@@ -173,19 +161,20 @@ def test_elect_master_moves_the_master_and_shows_it(mqctl: Mqctl) -> None:
     assert mqctl("health", "--watch", "--within", "20").code == 0
 
 
-def test_drain_moves_the_master_away(setting: Setting) -> None:
-    mqctl = setting.mqctl
+def test_drain_moves_the_master_away(cluster: ClusterProcess, mqctl: Mqctl) -> None:
     before = the_group(mqctl)
     ran = mqctl("drain", before["masterAddress"], "--json")
     assert (ran.code, ran.json["wasMaster"], len(ran.json["others"])) == (0, True, 2)
     assert the_group(mqctl)["masterBrokerId"] == ran.json["masterBrokerId"] in ran.json["others"]
     assert mqctl("health", "--watch", "--within", "20").code == 0
-    store = Path(setting.cluster.brokers[0]["dataDir"])
+    store = Path(cluster.brokers[0]["dataDir"])
     ran = mqctl("verifyStore", str(store), "--json")
     assert (ran.code, ran.json["healthy"]) == (0, True)
 
 
-def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(mqctl: Mqctl) -> None:
+def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(
+    cluster: ClusterProcess, mqctl: Mqctl
+) -> None:
     master = str(the_group(mqctl)["masterBrokerId"])
     for arguments in (
         ("electMaster", "-bn", "broker-a", "-b", "99"),
@@ -202,14 +191,13 @@ def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(mqctl: Mqctl) -> N
         ran = mqctl(*arguments)
         assert ran.code == 1, arguments
         assert ran.err.startswith("mqctl: ")
-    assert mqctl.program("topicRoute", "-t", "Nope").code == 1
-    assert mqctl.program("clusterList", "-x").code == 2
+    assert program(cluster, "topicRoute", "-t", "Nope").code == 1
+    assert program(cluster, "clusterList", "-x").code == 2
 
 
-def test_a_killed_master_and_its_health(setting: Setting) -> None:
+def test_a_killed_master_and_its_health(cluster: ClusterProcess, mqctl: Mqctl) -> None:
     """kill -9 of the master: health says who is missing, the write goes on, the old id of a
     message is still answered, and after the restart all is well. Its story: test_timeline."""
-    mqctl, cluster = setting.mqctl, setting.cluster
     before = the_group(mqctl)
     send = ("sendMessage", "-t", TOPIC, "-p", "x", "--json")
     old = mqctl(*send).json
@@ -227,8 +215,9 @@ def test_a_killed_master_and_its_health(setting: Setting) -> None:
     assert mqctl("health", "--watch", "--within", "30").code == 0
 
 
-def test_forgetting_a_dead_replica_makes_the_rest_whole(setting: Setting) -> None:
-    mqctl, cluster = setting.mqctl, setting.cluster
+def test_forgetting_a_dead_replica_makes_the_rest_whole(
+    cluster: ClusterProcess, mqctl: Mqctl
+) -> None:
     group = the_group(mqctl)
     slave = next(r for r in group["inSyncReplicas"] if r["brokerId"] != group["masterBrokerId"])
     pid = mqctl("brokerStatus", "-b", slave["brokerAddress"], "--json").json["table"]["pid"]
@@ -253,9 +242,10 @@ def test_forgetting_a_dead_replica_makes_the_rest_whole(setting: Setting) -> Non
     assert TOPIC not in mqctl("topicList", "--json").json["topicList"]
 
 
-def test_health_of_a_group_without_replicas_left_and_after_the_end(setting: Setting) -> None:
+def test_health_of_a_group_without_replicas_left_and_after_the_end(
+    cluster: ClusterProcess, mqctl: Mqctl
+) -> None:
     """With every broker dead there is no master; with the cluster stopped there is no cluster."""
-    mqctl, cluster = setting.mqctl, setting.cluster
     for broker in cluster.brokers:
         for line in mqctl("brokerStatus", "-b", broker["address"]).out.splitlines():
             if line.startswith("pid:"):
