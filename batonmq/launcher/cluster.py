@@ -34,7 +34,6 @@ from batonmq.launcher.layout import (
     grown,
 )
 from batonmq.launcher.preparation import (
-    PortsTakenError,
     StartError,
     check_folder,
     check_ports,
@@ -42,6 +41,7 @@ from batonmq.launcher.preparation import (
     folder_owners,
     lock_folder,
     make_certificates,
+    ports_taken,
     taken_ports,
     write_config,
     write_configs,
@@ -169,7 +169,7 @@ class LocalCluster:
         then nothing has changed."""
         layout, node = grown(self.layout, group, folder_owners(self.layout.data_dir))
         if taken := taken_ports(node):
-            raise PortsTakenError(taken)
+            raise ports_taken(taken)
         before = self.layout
         try:
             check_folder(layout)
@@ -342,7 +342,7 @@ class LocalCluster:
         self._served.discard(name)
         taken = taken_ports(node) if name in self._gave_up and not self.whole else []
         if taken:  # somebody was faster: what answers there is no part of this cluster
-            self._end_start(PortsTakenError(taken))
+            self._end_start(ports_taken(taken))
         elif why := gave_up(self.layout, self._gave_up, was_whole=self.whole):
             child = self.children.by_name[name]
             self._end_start(

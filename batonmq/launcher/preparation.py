@@ -41,31 +41,24 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 
 
 class StartError(Exception):
-    exit_code = 1
+    """Exit code 2: what the user gave is wrong."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
-class PortsTakenError(StartError):
-    """Ports of the cluster that others hold: all of them, and who has them."""
-
-    exit_code = 2
-
-    def __init__(self, taken: Sequence[str]) -> None:
-        count = "a port is" if len(taken) == 1 else f"{len(taken)} ports are"
-        lines = "\n".join(f"  {one}" for one in taken)
-        super().__init__(
-            f"{count} not free:\n{lines}\nend what listens there, or choose another --base-port"
-        )
-
-
-class SettingsError(StartError):
-    """A setting that every process of a kind would refuse."""
-
-    exit_code = 2
+def ports_taken(taken: Sequence[str]) -> StartError:
+    """Names all ports of the cluster that others hold, and who has them."""
+    count = "a port is" if len(taken) == 1 else f"{len(taken)} ports are"
+    lines = "\n".join(f"  {one}" for one in taken)
+    advice = "end what listens there, or choose another --base-port"
+    return StartError(f"{count} not free:\n{lines}\n{advice}", exit_code=2)
 
 
 async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
     """Has one process of each kind read the settings that its first start would get, before
-    anything is written to the data folder. Raises SettingsError that names the first wrong one."""
+    anything is written to the data folder. Raises StartError that names the first wrong one."""
     from_environment = any(n.startswith("BATONMQ_") and "__" in n for n in os.environ)
     if not layout.overrides and not from_environment:
         return
@@ -79,7 +72,7 @@ async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
             if await process.wait() != 0:
                 *_, last = log.read_text(errors="replace").splitlines() or [""]
                 where = re.compile(rf"\w+: {re.escape(str(file))}(:\d+)?")
-                raise SettingsError(where.sub("--config", last))
+                raise StartError(where.sub("--config", last), exit_code=2)
 
 
 def lock_folder(layout: Layout) -> FolderLock:
@@ -99,10 +92,10 @@ def lock_folder(layout: Layout) -> FolderLock:
 
 
 def check_ports(layout: Layout) -> None:
-    """Raises PortsTakenError with every port that is not free."""
+    """Raises StartError with every port that is not free."""
     taken = [text for node in layout.nodes for text in taken_ports(node)]
     if taken:
-        raise PortsTakenError(taken)
+        raise ports_taken(taken)
 
 
 def taken_ports(node: Node) -> list[str]:
