@@ -69,9 +69,8 @@ class DisturbFaults(Kinds):
 
     def clean(self, fault: PlannedFault) -> str | None:
         """A slave is cut off from the controllers and the others, cleaned, and comes back."""
-        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
-        host = self._of(slaves, fault.pick)
-        if host is None or host.service is None or self.cluster.master is None:
+        host = self._of(self._slaves(), fault.pick)
+        if host is None or self.cluster.master is None:
             return None
         broker_id = host.broker_id
         self.cluster.later(_AWAY_S, self._clean, broker_id)

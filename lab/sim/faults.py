@@ -9,7 +9,7 @@ from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
 from lab.sim.disturb import DisturbFaults
 from lab.sim.hosts import BrokerHost, ControllerHost, Host
-from lab.sim.kinds import FAILING, Kinds, PlannedFault
+from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.lasting import LastingFaults
 from lab.sim.modes import ModeFaults
 from lab.sim.returns import ReturnFaults
@@ -104,21 +104,19 @@ class HostFaults(Kinds):
 
     def clock_jump(self, fault: PlannedFault) -> str | None:
         host = self._of(self.cluster.hosts, fault.pick)
-        assert host is not None
-        off_s = (fault.pick2 - 0.5) * 7200
-        self.cluster.clocks.jump(host.address, off_s)
-        self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
-        return f"{host.name} by {off_s:.0f} s"
+        return self._jump(fault, host, (fault.pick2 - 0.5) * 2)
 
     def clock_leap(self, fault: PlannedFault) -> str | None:
         """By hours, of a broker."""
         host = self._of(self._brokers(), fault.pick)
+        return self._jump(fault, host, (fault.pick2 - 0.3) * 12)
+
+    def _jump(self, fault: PlannedFault, host: Host | None, hours: float) -> str | None:
         if host is None:
             return None
-        off_s = (fault.pick2 - 0.3) * 12 * 3600
-        self.cluster.clocks.jump(host.address, off_s)
+        self.cluster.clocks.jump(host.address, hours * 3600)
         self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
-        return f"{host.name} by {off_s / 3600:.1f} hours"
+        return f"{host.name} by {hours:.2f} hours"
 
 
 class DiskFaultKinds(Kinds):
@@ -179,14 +177,7 @@ class DiskFaultKinds(Kinds):
         """EIO, once, at a controller: a broker is suspect after it, and where it was the last of
         the set the group rightly waits for an operator."""
         hosts = [host for host in self.cluster.controllers.values() if host.is_up]
-        host = self._of(hosts, fault.pick)
-        if host is None or host.disk.plan.fail_call is not None:
-            return None
-        name = FAILING[int(fault.pick2 * len(FAILING))]
-        call = 1 + int(fault.pick2 * 997) % 7
-        host.disk.plan.fail_call = (name, call)
-        self._later(fault, setattr, host.disk.plan, "fail_call", None)
-        return f"{host.name} at the {call}th {name} from now"
+        return self._fail_call(fault, self._of(hosts, fault.pick))
 
     def short_write(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
@@ -219,8 +210,7 @@ class DiskFaultKinds(Kinds):
 
     def left_behind(self, fault: PlannedFault) -> str | None:
         """It is down until the log of its group begins behind the end of its own."""
-        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
-        host = self._of(slaves, fault.pick)
+        host = self._of(self._slaves(), fault.pick)
         if host is None or host.service is None:
             return None
         end = host.service.store.max_phy_offset
@@ -306,9 +296,8 @@ class ClientFaults(Kinds):
     def unclean_election(self, fault: PlannedFault) -> str | None:
         """A replica falls out of the set and behind; then the others are killed, or out of sight of
         it and of the controllers, and an operator elects that replica."""
-        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
-        host = self._of(slaves, fault.pick)
-        if host is None or host.service is None or self._target is not None:
+        host = self._of(self._slaves(), fault.pick)
+        if host is None or self._target is not None:
             return None
         self._target = (host, host.broker_id)
         host.kill()

@@ -255,6 +255,19 @@ class Kinds:
     def _up(self) -> list[Host]:
         return [host for host in self.cluster.hosts if host.is_up]
 
+    def _slaves(self) -> list[BrokerHost]:
+        return [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
+
+    def _fail_call(self, fault: PlannedFault, host: Host | None) -> str | None:
+        """EIO, once, at one of the next calls of a kind to its disk."""
+        if host is None or host.disk.plan.fail_call is not None:
+            return None
+        name = FAILING[int(fault.pick2 * len(FAILING))]
+        call = 1 + int(fault.pick2 * 997) % 7
+        host.disk.plan.fail_call = (name, call)
+        self._later(fault, setattr, host.disk.plan, "fail_call", None)
+        return f"{host.name} at the {call}th {name} from now"
+
     def _down(self, fault: PlannedFault, host: Host | None, how: Callable[[], None]) -> str | None:
         if host is None:
             return None

@@ -33,9 +33,8 @@ class LastingFaults(ServedKinds):
     def unanswered_master(self, fault: PlannedFault) -> str | None:
         """What a name server, which is a controller as well, answers is lost on the way to the
         master (R32)."""
-        server = self._of(list(self.cluster.controllers.values()), fault.pick)
         master = self.cluster.master
-        if server is None or master is None:
+        if master is None:
             return None
         return self._cut(fault, "one way", [(self._controller(fault), master)])
 

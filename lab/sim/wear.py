@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from lab.sim.hosts import BrokerHost
-from lab.sim.kinds import FAILING, Kinds, PlannedFault
+from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.records import LogRecord, records
 
 _NEWEST = 3
@@ -63,14 +63,10 @@ class WearFaults(Kinds):
     def failing_disk(self, fault: PlannedFault) -> str | None:
         """EIO, once: the process ends, and is suspect (R40)."""
         host = self._worn(fault)
-        if host is None or host.disk.plan.fail_call is not None:
-            return None
-        name = FAILING[int(fault.pick2 * len(FAILING))]
-        call = 1 + int(fault.pick2 * 997) % 7
-        host.disk.plan.fail_call = (name, call)
-        self.cluster.promises.rot.met.add(host.name)
-        self._later(fault, setattr, host.disk.plan, "fail_call", None)
-        return f"{host.name} at the {call}th {name} from now"
+        detail = self._fail_call(fault, host)
+        if host is not None and detail is not None:
+            self.cluster.promises.rot.met.add(host.name)
+        return detail
 
     def failing_cut(self, fault: PlannedFault) -> str | None:
         """The next cut of any log finds no disk space at one of its steps (R37)."""
