@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.engine import FOUND, INPUT_BYTES_MAX, changed, limit, run_blind
+from tests.fuzz.engine import FOUND, INPUT_BYTES_MAX, limit, run_blind
 from tests.fuzz.targets import TARGETS, Target, quiet
 
 RUNS = 1500
@@ -55,8 +54,3 @@ def test_the_search_finds_what_escapes() -> None:
     done, data, error = run_blind(Target(reader, lambda: [b"abcdefgh"]), RUNS, seed=1)
     assert isinstance(error, KeyError) and data is not None and data.count(0) > 3
     assert (done, data) == run_blind(Target(reader, lambda: [b"abcdefgh"]), RUNS, seed=1)[:2]
-
-
-def test_changes_are_the_same_for_the_same_seed() -> None:
-    one, two = ([changed(random.Random(7), b"some bytes" * 9, b"others")] for _ in range(2))
-    assert one == two != [b"some bytes" * 9]
