@@ -427,7 +427,7 @@ async def poll_classic(admin: Admin) -> Findings:
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         {},
-        dict(sorted(answers.items())),
+        answers,
         routes,
         BrokerReplicasInfo(),
         classic=True,
@@ -519,8 +519,9 @@ async def _routes(admin: Admin) -> ClusterInfo:
 
 
 async def _ask(admin: Admin, addresses: Collection[str]) -> dict[str, BrokerAnswer]:
-    answers = await asyncio.gather(*(_ask_one(admin, address) for address in addresses))
-    return dict(zip(addresses, answers, strict=True))
+    in_order = sorted(addresses)
+    answers = await asyncio.gather(*(_ask_one(admin, address) for address in in_order))
+    return dict(zip(in_order, answers, strict=True))
 
 
 async def _ask_one(admin: Admin, address: str) -> BrokerAnswer:

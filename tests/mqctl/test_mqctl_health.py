@@ -198,6 +198,19 @@ def test_every_node_that_anybody_knows_is_asked(mqctl: Run, fake: Any) -> None:
         assert ran.json["problems"] == [f"name server {NS}: Connection refused"]
 
 
+def test_every_run_asks_brokers_in_the_same_order(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A life of the simulation in which an operator looks at health is the same in each process."""
+    asked: list[str] = []
+    monkeypatch.setattr(FakePart, "check", lambda _, address: asked.append(address))
+    for number in range(9):
+        fake.lose_group(f"broker-{number}", f"10.9.0.{number}:10911")
+    mqctl("health")
+    lost = [address for address in asked if address.startswith("10.9.")]
+    assert len(lost) == 9 and lost == sorted(lost)
+
+
 def test_a_java_broker_which_tells_nothing_of_itself_has_no_problem(mqctl: Run, fake: Any) -> None:
     fake.log_ends = {MASTER: (1, 1), SLAVE: (1, 1)}
     assert mqctl("health").code == 0
