@@ -65,7 +65,7 @@ _NAMED_MAX: Final = 8
 ASK_MS: Final = 300
 """A replica that does not say in time who is in a group is left out: its client waits meanwhile."""
 PIECES_A_TURN: Final = 20
-"""Groups of which a replica tells in one turn: many have a few members only."""
+"""Groups whose members a replica reports in one turn: many have a few only."""
 COPY_MS: Final = 3000
 """How long a replica may take to tell of all groups."""
 COPY_AGAIN_MS: Final = 1000

@@ -181,21 +181,24 @@ class _Compiler(_Literals):
     def start(self, node: Operand) -> Operand:
         return _condition(node)
 
-    def either(self, *parts: Operand) -> Operand:
-        # Without the OR tokens.
+    def _terms(self, parts: tuple[Operand, ...]) -> tuple[list[Operand], list[str], str]:
+        """The terms without the tokens between them; each kept in a variable, so that it is
+        evaluated once; and whether one of those is unknown."""
         terms = [_condition(part) for part in parts if isinstance(part, Operand)]
-        # Each term is evaluated once: whether one is unknown matters only if none is true.
-        kept = [f"({self._variable()} := {term.source})" for term in terms]
+        names = [self._variable() for _ in terms]
+        kept = [f"({name} := {term.source})" for name, term in zip(names, terms, strict=True)]
+        return terms, kept, " or ".join(f"{name} is None" for name in names)
+
+    def either(self, *parts: Operand) -> Operand:
+        # Whether a term is unknown matters only if none is true.
+        terms, kept, unknown = self._terms(parts)
         found = " or ".join(f"{part} is True" for part in kept)
-        unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
         truth = " or ".join(term.passes for term in terms)
         return _boolean(f"({found} or (None if {unknown} else False))", *terms, truth=f"({truth})")
 
     def both(self, *parts: Operand) -> Operand:
-        terms = [_condition(part) for part in parts if isinstance(part, Operand)]
-        kept = [f"({self._variable()} := {term.source})" for term in terms]
+        terms, kept, unknown = self._terms(parts)
         failed = " or ".join(f"{part} is False" for part in kept)
-        unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
         # As the last step unknown and false are the same, so the first that fails may end it.
         last = " and ".join(term.passes_at_last for term in terms)
         source = f"(False if {failed} else None if {unknown} else True)"

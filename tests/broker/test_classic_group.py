@@ -205,7 +205,7 @@ async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
         contextlib.AsyncExitStack() as later,
     ):
         watch = later.enter_context(pytest.MonkeyPatch.context())
-        watch.setattr(group_watch.GroupWatch, "_members", nobody)
+        watch.setattr(group_watch.GroupWatch, "_members", no_members)
         second = await later.enter_async_context(broker(tmp_path / "2", at, 0, "ASYNC_MASTER"))
         assert (await second.send()).code == 0
         watch.undo()
@@ -217,7 +217,7 @@ async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
         await until(lambda: second.service.address in str(first.service.status.problems()))
 
 
-async def nobody(_watch: object) -> dict[int, set[str]]:
+async def no_members(_watch: object) -> dict[int, set[str]]:
     """The group as it was before the other one registered."""
     return {}
 

@@ -252,7 +252,7 @@ async def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monk
 
 
 async def test_r24_a_slave_fetches_again_what_its_background_check_finds(tmp_path, monkeypatch):
-    """Nobody reads there; the damaged bytes are kept aside."""
+    """No consumer reads there; the damaged bytes are kept aside."""
     monkeypatch.setattr(scrub, "_FIRST_MS", 0)
     rate = {"scrub_bytes_per_second": 1 << 30}
     async with master(tmp_path / "m") as m, slave(tmp_path / "s", m, **rate) as s:

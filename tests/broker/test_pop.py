@@ -649,7 +649,7 @@ async def test_an_ack_of_the_next_offset_is_answered_as_java_does(rig, clock):
 
 
 async def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(tmp_path, clock):
-    """It went on by pulls since then."""
+    """It has continued with pulls since then."""
 
     async with lone_broker(tmp_path) as rig:
         for number in range(8):

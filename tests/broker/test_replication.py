@@ -1,4 +1,4 @@
-"""Replication between its parts: when it hands over, what it tells, what it leaves at the end."""
+"""Replication between its parts: when it hands over, what it reports, what it leaves at the end."""
 
 import asyncio
 import contextlib

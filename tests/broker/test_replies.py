@@ -41,9 +41,9 @@ async def test_the_answer_reaches_who_asked_and_is_stored(rig, code):
 
 
 async def test_who_does_not_wait_any_more(rig):
-    """Nobody is named, the named one is gone, or refuses: code 1 with the reason, and stored."""
-    nobody = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
-    assert nobody.code == 1 and "REPLY_TO_CLIENT" in (nobody.remark or "")
+    """None is named, the named one is gone, or refuses: code 1 with the reason, and stored."""
+    unnamed = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
+    assert unnamed.code == 1 and "REPLY_TO_CLIENT" in (unnamed.remark or "")
     gone = Member("gone@1")
     await gone.join(rig)
     await gone.client.close()

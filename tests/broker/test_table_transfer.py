@@ -1,4 +1,4 @@
-"""R42: a slave fetches the tables of its master by either port, retries, and tells how it goes."""
+"""R42: a slave fetches the tables of its master by either port, retries, and reports it."""
 
 import asyncio
 import contextlib
