@@ -368,22 +368,6 @@ def nodes(group, known, numbers=(1, 2, 3), *, required=True):
         )
 
 
-async def test_roles_change_and_a_restarted_slave_returns(group, known):
-    nodes(group, known)
-    one, two = await group.pair()
-    for leader, follower in ((one, two), (two, one)):
-        await group.elect(leader, 1, 2)
-        await until(lambda m=leader: m.ha.required_set_whole)
-        leader.put(100)
-        await group.caught_up(leader, follower)
-    group.incarnations[1] = "second start of 1"
-    await group.restart(one)
-    await group.follow(one)
-    two.put(10)
-    await group.caught_up(two, one)
-    assert not one.unproven and not two.unproven
-
-
 async def test_a_rotation_keeps_connections_and_each_step_takes_new_ones(group, known):
     nodes(group, known)
     one, two = await group.pair()

@@ -1,6 +1,6 @@
 """Three real stores and services over loopback, role changes by hand.
 
-The scenarios of Java's AutoSwitchHATest, then those that it leaves out. Each test is a story of
+Scenarios of Java's AutoSwitchHATest, then those that it leaves out. Each test is a story of
 replicas 1, 2 and 3; a plain controller stands in the middle (`Group`).
 """
 
@@ -62,24 +62,6 @@ async def test_async_learner(group):
     assert one.ha.required_set == {1} and not one.proposals
 
 
-async def test_all_ack_in_sync_state_set(group):
-    """Java testOptionAllAckInSyncStateSet: both in the set, the slave stops, nothing is confirmed
-    any more, until the shrink is committed (R1)."""
-    one, two = await group.pair()
-    one.put(10)
-    await group.caught_up(one, two)
-    group.auto = False
-    confirmed = one.confirm_offset
-    await two.stop()
-    one.put()
-    one.ha.set_dead(frozenset({2}))
-    await until(lambda: one.proposals[-1].new_set == {1})
-    assert one.confirm_offset == confirmed, "R1: a proposed shrink is not a shrink"
-    group.answer(one, one.proposals[-1])
-    assert one.confirm_offset == one.store.max_phy_offset
-    assert one.ha.required_set == {1}
-
-
 async def test_change_role_many_times(group):
     """Java testChangeRoleManyTimes: 1 and 2 swap over epochs 1 to 3, ten messages each."""
     one, two = await group.add(1), await group.add(2)
@@ -136,21 +118,6 @@ async def test_add_broker_and_sync_from_last_file(group):
     await group.caught_up(one, two)
     assert two.store.min_phy_offset == 8192
     assert one.ha.required_set == {1} and not one.proposals
-
-
-async def test_build_consume_queue_not_exceed_confirm_offset(group):
-    """Java testBuildConsumeQueueNotExceedConfirmOffset: what is not confirmed is not readable, on
-    master and slave, also after a restart without a role."""
-    one, two = await group.pair()
-    one.put(10)
-    await group.caught_up(one, two)
-    group.auto = False
-    await two.stop()
-    one.put(5)
-    assert one.readable == 10
-    await group.restart(one)
-    assert one.readable == 10
-    assert one.confirm_offset == one.store.confirm_offset < one.store.max_phy_offset
 
 
 # -- beyond
@@ -478,25 +445,6 @@ async def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(gr
     await group.caught_up(one, two)
 
 
-async def test_r12_acks_of_a_slaves_earlier_life_count_no_more(group):
-    """1 2's machine loses power and restarts; its old connection is half open, no one closed it. 2
-    the view shows another incarnation: 1 counts the new process's acks only."""
-    one, two = await group.pair()
-    one.put(10)
-    await group.caught_up(one, two)
-    following = len(one.following)
-    group.incarnations[2] = "second start"
-    group.register()
-    assert not one.ha.required_set_whole, "the old connection counted on"
-    confirmed = one.confirm_offset
-    one.put()
-    assert one.confirm_offset == confirmed
-    await two.ha.stand_down()
-    await group.follow(two)
-    await until(lambda: len(one.following) > following)
-    await group.caught_up(one, two)
-
-
 async def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(group):
     """16 MB are fetched at once. What is not shown yet when the log has caught up is what an
     election in that moment would wait for: it is bounded, however much there was."""
@@ -621,21 +569,6 @@ async def test_after_a_silent_cut_under_load_the_slave_dials_anew(group):
     for writer in ends:
         writer.transport.abort()
     await asyncio.wait(pumps)
-
-
-async def test_a_dead_address_is_dialled_again_until_it_answers(group):
-    """The view arrives before the master listens: the slave tries again within milliseconds."""
-    one, two = await group.add(1), await group.add(2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    await group.elect(one, others=False)
-    nowhere = replace(group.view, master_ha_address=address, replicas=())
-    await two.ha.change_to_slave(nowhere)
-    await until(lambda: two.ha._slave.core._redial._lost._failures >= 2)
-    assert not two.is_following
-    await two.ha.change_to_slave(group.view)
-    await until(lambda: one.following == [2])
 
 
 async def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(group):

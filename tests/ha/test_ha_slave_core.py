@@ -451,14 +451,6 @@ def test_r21_each_connection_proves_before_a_byte_is_taken(data):
         core.tick(core.wakeup_ms)
 
 
-def test_r21_who_proves_to_be_another_gets_nothing():
-    core, log, peer = slave_of_java()
-    shake(core, log, peer, NOW + 5_000)
-    stranger = PeerIdentity("C", "broker-b", 1, 1)
-    (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
-    assert isinstance(hangup, fx.Hangup) and "broker-b" in hangup.reason
-
-
 @pytest.mark.parametrize("is_member", [False, True])
 def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(is_member):
     """1 led epoch 5 from 100 on, and we got 20 bytes that no one else has. Another Java master with

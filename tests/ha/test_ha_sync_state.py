@@ -395,13 +395,6 @@ def test_the_dead_are_not_proposed():
 # -- leaving
 
 
-def test_issue_9897_all_dead_leave_in_one_proposal():
-    """Two members die together: two races each leave one dead in the list, and earn 2006."""
-    sync = state((1, 2, 3))
-    (proposal,) = proposed(sync.set_dead({2, 3}, NOW))
-    assert proposal.new_set == {1} and proposal.remove == {2, 3}
-
-
 def test_r50_a_member_that_acks_is_not_removed_on_the_word_of_the_controllers():
     """The leading controller lost its link to it. Its end is seen on its own connection at once."""
     sync = state((1, 2))

@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.tags import tags_code
+from batonmq.store import commit_log
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -168,6 +171,19 @@ class StoreRig:
         """Change one bit of a file."""
         byte = path.read_bytes()[position]
         StoreRig.overwrite(path, position, bytes([byte ^ 0x10]))
+
+
+class _AtOnce:
+    """A thread that is done when it has started."""
+
+    def __init__(self, *, target: Callable[[], None], **_: object) -> None:
+        self.start = target
+
+
+@pytest.fixture
+def allocations_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are made ahead in the caller: each run makes the same calls to the disk."""
+    monkeypatch.setattr(commit_log, "threading", SimpleNamespace(Thread=_AtOnce, Lock=Lock))
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def writes_of_a_life(rig, full):
 
 
 @pytest.fixture
-def full(monkeypatch):
+def full(monkeypatch, allocations_in_order):
     return FullDisk(monkeypatch)
 
 

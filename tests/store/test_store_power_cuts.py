@@ -5,30 +5,16 @@ no checkpoint claims more, a cut is done as a whole or not at all.
 of each folder, once with the newest names.
 """
 
-from threading import Lock
-from types import SimpleNamespace
-
 import pytest
 from power_cut import every_power_cut, watching
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.store import commit_log
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.store_files import abort_path
 
+pytestmark = pytest.mark.usefixtures("allocations_in_order")
+
 COUNT = 20
-
-
-class AtOnce:
-    """A thread that is done when it has started: each run takes the same steps."""
-
-    def __init__(self, *, target, **_):
-        self.start = target
-
-
-@pytest.fixture(autouse=True)
-def allocations_in_order(monkeypatch):
-    monkeypatch.setattr(commit_log, "threading", SimpleNamespace(Thread=AtOnce, Lock=Lock))
 
 
 def log_bytes(root, end):
