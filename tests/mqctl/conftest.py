@@ -216,9 +216,7 @@ class FakeCluster:
             replicas_info_table={
                 "broker-a": ReplicasInfo(
                     in_sync_replicas=[
-                        ReplicaIdentity(
-                            alive=True, broker_address=a, broker_id=i, broker_name="broker-a"
-                        )
+                        ReplicaIdentity(alive=True, broker_address=a, broker_id=i)
                         for i, a in ((1, MASTER), (2, SLAVE))
                     ],
                     master_address=MASTER,
@@ -239,7 +237,7 @@ class FakeCluster:
 
     def lose_group(self, name: str, address: str) -> None:
         """Only the controllers know a group whose last broker is dead."""
-        lost = ReplicaIdentity(alive=False, broker_address=address, broker_id=1, broker_name=name)
+        lost = ReplicaIdentity(alive=False, broker_address=address, broker_id=1)
         self.dead.add(address)
         self.replicas.replicas_info_table[name] = ReplicasInfo(
             in_sync_replicas=[lost], master_address=address, master_broker_id=1, master_epoch=7

@@ -29,6 +29,7 @@ from batonmq.mqctl.commands.analysis import (
 from batonmq.runtime import extras
 from batonmq.runtime.extras import PACKAGES
 from lab.cluster.mqctl import Ran, mqctl
+from tests.mqctl.conftest import CONTROLLERS, NS, write_cluster
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
 NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory", "topicTable")
@@ -81,16 +82,7 @@ def data_of_a_cluster(folder: Path, *, pid: int = 0) -> Path:
         (folder / f"namesrv-{number}" / "controller").mkdir(parents=True)
     for number in range(2):
         (folder / f"namesrv-{number}" / "controller" / f"history-n{number}.jsonl").touch()
-    (folder / "cluster.json").write_text(
-        json.dumps(
-            {
-                "supervisorPid": pid,
-                "nameServers": [{"address": "127.0.0.1:9876"}, {"address": "127.0.0.1:9976"}],
-                "controllers": [{"address": "127.0.0.1:9878"}, {"address": "127.0.0.1:9978"}],
-                "brokers": [{"name": "broker-a", "address": "127.0.0.1:10911"}],
-            }
-        )
-    )
+    write_cluster(folder / "cluster.json", pid)
     return folder
 
 
@@ -210,7 +202,7 @@ def test_the_stream_takes_the_controllers_as_every_command_does(machine: Machine
         return machine.handed_over("streamHistory", *arguments, **more)[2:]
 
     data_of_a_cluster(machine.folder / "batonmq-data", pid=os.getpid())
-    local = ["--controllers", "127.0.0.1:9878;127.0.0.1:9978"]
+    local = ["--controllers", ";".join(CONTROLLERS)]
     assert told("--output", "o") == ["--output", "o", *local]
     assert told(CONTROLLER_ADDR="h:1") == ["--controllers", "h:1"]
     for option in ("-a", "--controllerAddress", "--controller-address"):
@@ -236,7 +228,7 @@ def test_a_topics_table_takes_the_name_servers_as_every_command_does(machine: Ma
         return machine.handed_over("topicTable", "Orders", "--to=t", *arguments, **more)[4:]
 
     data_of_a_cluster(machine.folder / "batonmq-data", pid=os.getpid())
-    assert told()[0] == "--name-servers" and "127.0.0.1:" in told()[1]
+    assert told() == ["--name-servers", NS]
     for option in ("-n", "--namesrvAddr", "--name-servers"):
         assert told(option, "x:2", NAMESRV_ADDR="h:1") == ["--name-servers", "x:2"]
 

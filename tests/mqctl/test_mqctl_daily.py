@@ -209,9 +209,7 @@ def test_top_shows_dead_brokers_also_of_a_group_that_is_wholly_dead(
     assert [each["address"] for each in brokers if not each["answers"]] == [SLAVE, alone]
     info = fake.replicas.replicas_info_table["broker-a"]
     info.not_in_sync_replicas.append(
-        ReplicaIdentity(
-            alive=False, broker_address="10.0.0.8:1", broker_id=9, broker_name="broker-a"
-        )
+        ReplicaIdentity(alive=False, broker_address="10.0.0.8:1", broker_id=9)
     )
     assert "10.0.0.8:1" not in mqctl("top", "--once").out, "it was removed"
     fake.info.broker_addr_table.clear()

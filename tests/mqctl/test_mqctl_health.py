@@ -62,9 +62,7 @@ def test_a_replica_whose_store_was_replaced_is_named_to_be_forgotten(
     """`2 of 3 in sync`, "healthy", and no line said which id to forget."""
     info = whole.replicas.replicas_info_table["broker-a"]
     info.in_sync_replicas[1].broker_id = 3
-    info.not_in_sync_replicas = [
-        ReplicaIdentity(alive=False, broker_address=SLAVE, broker_id=2, broker_name="broker-a")
-    ]
+    info.not_in_sync_replicas = [ReplicaIdentity(alive=False, broker_address=SLAVE, broker_id=2)]
     assert whole.problems() == []
     ran = mqctl("health")
     assert ran.code == 0 and "2 of 2 in sync" in ran.out
@@ -448,9 +446,7 @@ def test_replicas_that_were_removed_are_a_note_with_the_command_that_forgets_the
     """After a shrink the controllers still know the others; by cluster.json they are no part of
     the cluster any more."""
     write_cluster(local / "cluster.json", pid=os.getpid())
-    third = ReplicaIdentity(
-        alive=False, broker_address="10.0.0.3:10911", broker_id=3, broker_name="broker-a"
-    )
+    third = ReplicaIdentity(alive=False, broker_address="10.0.0.3:10911", broker_id=3)
     fake.replicas.replicas_info_table["broker-a"].not_in_sync_replicas.append(third)
     fake.dead = {third.broker_address}
     ran = mqctl("health", "--json")
@@ -490,11 +486,7 @@ def test_a_replica_at_the_address_of_a_removed_one_is_shown(
         (False, 3, info.not_in_sync_replicas),
         (True, 4, info.in_sync_replicas),
     ):
-        members.append(
-            ReplicaIdentity(
-                alive=alive, broker_address=address, broker_id=broker_id, broker_name="broker-a"
-            )
-        )
+        members.append(ReplicaIdentity(alive=alive, broker_address=address, broker_id=broker_id))
     rows = [line.split() for line in mqctl("health").out.splitlines()]
     assert ["broker", address, "ok"] in rows
     assert any(row[0:2] == ["group", "broker-a"] and "3" in row for row in rows)
@@ -561,7 +553,7 @@ def test_groups_that_take_no_writes_are_named_and_no_others(mqctl: Run, fake: An
     """By each way in which one is known: no master, a dead master, a master that refuses."""
     for n, name in enumerate(("broker-b", "broker-c", "broker-d"), 5):
         address = f"10.0.0.{n}:10911"
-        member = ReplicaIdentity(alive=True, broker_address=address, broker_id=1, broker_name=name)
+        member = ReplicaIdentity(alive=True, broker_address=address, broker_id=1)
         fake.replicas.replicas_info_table[name] = ReplicasInfo("C", [member], address, 1)
         routed = BrokerData(broker_addrs={0: address}, broker_name=name, cluster="C")
         fake.info.broker_addr_table[name] = routed
