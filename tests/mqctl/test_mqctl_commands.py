@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from batonmq.client.admin.types import TopicChanges
+import batonmq.client.consumer.pull_consumer
+import batonmq.client.producer.producer
+from batonmq.client.admin.types import ControllerLogStatus, TopicChanges
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import ReplicaIdentity
 from batonmq.protocol.errors import BatonError
@@ -313,10 +316,6 @@ def test_controller_metadata_has_the_header_of_the_leader(mqctl: Run, fake: Any)
 
 
 def test_controller_metadata_shows_each_nodes_log(mqctl: Run, fake: Any) -> None:
-    from dataclasses import replace
-
-    from batonmq.client.admin.types import ControllerLogStatus
-
     log = ControllerLogStatus("n0", 3, 7, 120, 121, 5000, 90, 2049, 30, 100, "ab" * 32, ())
     follower = list(fake.metadata)[1]
     fake.metadata[LEADER] = replace(fake.metadata[LEADER], log=log)
@@ -641,9 +640,6 @@ def test_a_body_that_is_no_text_is_given_in_base64(mqctl: Run, fake: Any) -> Non
 def test_every_client_that_a_command_opens_signs(
     mqctl: Run, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    import batonmq.client.consumer.pull_consumer
-    import batonmq.client.producer.producer
-
     opened = []
 
     def open_client(*_: Any, client_options: ClientOptions, **__: Any) -> None:
