@@ -2,17 +2,19 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from batonmq.protocol.properties import decode_properties
 from batonmq.protocol.records.codec import encode_blank
 from batonmq.protocol.records.columns import chain, locate
 from batonmq.spark.read import log_range
 from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.log_range import Block, LogRange, RangeReader
-from batonmq.spark.read.message_columns import message_batch
+from batonmq.spark.read.message_columns import message_batch, split_properties
 from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import StoreFacts
 from tests.spark.log_files import (
@@ -207,3 +209,28 @@ def test_only_what_is_asked_for_is_built():
     batch = message_batch(data, records, FACTS, schema)
     assert batch.schema == pa.schema([("body", pa.binary()), ("epoch", pa.int64())])
     assert batch.to_pylist() == [{"body": b"body 0", "epoch": None}]
+
+
+# --- property strings of many records at once, against the reader of one ---
+
+PIECE = st.sampled_from([b"\x01", b"\x02", b"TAGS", b"KEYS", b"A", b"\xff", "é".encode(), b"1 2"])
+STRINGS = st.lists(st.lists(PIECE, max_size=12).map(b"".join), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STRINGS, st.binary(max_size=5))
+def test_maps_and_single_properties_equal_the_plain_reader(strings, gap):
+    window, at, length = b"", [], []
+    for raw in strings:
+        window += gap
+        at.append(len(window))
+        length.append(len(raw))
+        window += raw
+    pairs = split_properties(window, np.array(at, np.int64), np.array(length, np.int64))
+    expected = [decode_properties(raw) for raw in strings]
+    maps = pairs.map_column()
+    maps.validate(full=True)
+    assert [dict(row) for row in maps.to_pylist()] == expected
+    assert [len(row) for row in maps.to_pylist()] == [len(row) for row in expected]
+    for name in ("TAGS", "KEYS", "A", "missing"):
+        assert pairs.column(name).to_pylist() == [row.get(name) for row in expected]
