@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import uuid
 import warnings
@@ -372,6 +373,7 @@ class SparkEngine(_Engine):
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+        self._is_alone = re.match(r"local(\[|$)", session.sparkContext.master) is not None
         self._kept: list[DataFrame] = []
 
     def __exit__(self, *_: object) -> None:
@@ -396,7 +398,11 @@ class SparkEngine(_Engine):
 
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         frame = self._session.sql(query)
-        if keep:
+        if keep and self._is_alone:
+            # Else each query that follows would plan all that these rows were made of again. Where
+            # an executor may be lost they must be made again, so there they are only kept.
+            frame = frame.localCheckpoint(eager=False)
+        elif keep:
             self._kept.append(frame.persist())
         frame.createOrReplaceTempView(view)
 

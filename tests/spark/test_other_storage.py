@@ -65,12 +65,15 @@ def test_spark_reads_by_the_settings_of_its_session(lake, session, monkeypatch):
     monkeypatch.setattr(session.sparkContext, "getConf", lambda: conf)
     sessions.register(session)
     try:
-        frame = session.read.format("batonmq").option("columns", COLUMNS).load(f"{place}/stores/b*")
-        found = frame.toArrow().sort_by([(n, "ascending") for n in ("topic", "queue_offset")])
+        frame = session.read.format("batonmq").option("columns", COLUMNS).load(f"{place}/stores/b0")
+        found = frame.toArrow()
     finally:
         monkeypatch.undo()
         sessions.register(session)
-    assert rows(found) == rows(HERE) and len(found) == 44
+    # One task: each process starts a JVM of its own.
+    here = open_arrow(str(GOLDEN / "b0"), columns=COLUMNS).read_all()
+    assert sorted(map(str, found.to_pylist())) == sorted(map(str, here.to_pylist()))
+    assert len(found) == 22
 
 
 def test_results_go_where_hadoop_has_a_file_system(lake, tmp_path):
@@ -188,7 +191,3 @@ def test_s3_is_read_and_written_by_the_settings_of_s3a(scheme, s3, shared):
             assert engine.rows("SELECT n FROM back").num_rows == 3, form
     given = hadoop.delta_options(table.place)
     assert deltalake.DeltaTable(table.place, version=0, storage_options=given).count() == 1
-
-
-def rows(table):
-    return sorted(map(str, table.to_pylist()))
