@@ -108,6 +108,18 @@ async def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offse
     assert reader.process_queue.size_bytes == 0
 
 
+async def test_what_waits_to_be_consumed_again_is_left_to_the_next_owner_at_the_end() -> None:
+    listener, reader = Listener(LATER), Reader(1)
+    scene = Scene(ConcurrentService, listener, concurrency=1)
+    scene.refusal = BatonError("the broker is away")
+    scene.service.start()
+    scene.service.arrived(reader)
+    await until(lambda: scene.service._timers)
+    (timer,) = scene.service._timers
+    await scene.service.close()
+    assert timer.cancelled() and scene.progress == [0]
+
+
 @pytest.mark.parametrize(
     ("model", "calls"), [(MessageModel.CLUSTERING, ["send_back"]), (MessageModel.BROADCASTING, [])]
 )
