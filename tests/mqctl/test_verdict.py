@@ -153,6 +153,8 @@ def test_a_damage_is_no_loss_while_another_member_has_the_bytes(
     assert group["state"] == "lost"
     (begin, end), *_ = group["lost"]
     assert begin <= SEGMENT + 300 < end
+    shown = mqctl("verdict", *map(str, folders)).out
+    assert "broker-a: messages are LOST" in shown and f"the log from {begin} to {end}, " in shown
 
 
 def test_g3_what_a_replica_outside_the_set_had_confirmed_is_no_loss(
@@ -499,6 +501,13 @@ def test_only_silence_is_called_hung_and_not_that_of_a_start(
     assert (why in first.cause) == (incident == "slave-away")
     is_killed = any("kill" in repair.command for repair in first.repairs)
     assert is_killed == (incident == "slave-hung")
+
+
+def test_that_one_process_hangs_does_not_explain_why_another_does() -> None:
+    evidence = but(live((1, 2, 3), {1, 2, 3}), 0, process=ProcessFacts(77), refused="no answer")
+    evidence = but(evidence, 1, process=ProcessFacts(78), refused="no answer")
+    causes = [each.incident for each in judge(evidence).causes]
+    assert causes == ["master-hung", "slave-hung"]
 
 
 def test_a_process_that_ended_behind_a_proxy_is_started_again() -> None:
