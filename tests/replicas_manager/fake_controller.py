@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -193,20 +194,11 @@ class FakeController(controller_pb2_grpc.ControllerServiceServicer):
         reply = handler(request)
         return await reply if asyncio.iscoroutine(reply) else reply
 
-    async def RegisterBroker(self, request: Any, context: Any) -> Any:
-        return await self._reply("RegisterBroker", request, context)
-
-    async def AlterSyncStateSet(self, request: Any, context: Any) -> Any:
-        return await self._reply("AlterSyncStateSet", request, context)
-
-    async def ElectMaster(self, request: Any, context: Any) -> Any:
-        return await self._reply("ElectMaster", request, context)
-
-    async def GetReplicaInfo(self, request: Any, context: Any) -> Any:
-        return await self._reply("GetReplicaInfo", request, context)
-
-    async def ReportEvent(self, request: Any, context: Any) -> Any:
-        return await self._reply("ReportEvent", request, context)
+    RegisterBroker: Any = partialmethod(_reply, "RegisterBroker")
+    AlterSyncStateSet: Any = partialmethod(_reply, "AlterSyncStateSet")
+    ElectMaster: Any = partialmethod(_reply, "ElectMaster")
+    GetReplicaInfo: Any = partialmethod(_reply, "GetReplicaInfo")
+    ReportEvent: Any = partialmethod(_reply, "ReportEvent")
 
     async def BrokerSession(
         self, request_iterator: AsyncIterator[pb.BrokerMessage], context: Any

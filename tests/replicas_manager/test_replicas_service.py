@@ -16,13 +16,9 @@ from fake_controller import FakeController, RecordingBroker, Wanted, manager_con
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import identity
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.identity import (
-    INCARNATIONS_MAX,
-    IdentityError,
-    IncarnationLog,
-    RoleFile,
-)
+from batonmq.replicas_manager.identity import IdentityError, IncarnationLog, RoleFile
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.runtime import start_retry
@@ -269,27 +265,31 @@ async def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folde
 
 
 def test_r17_the_first_incarnations_of_a_folder_count_for_nothing_before_one_is_registered(
-    tmp_path,
+    tmp_path, monkeypatch
 ):
     """An older version may have written here, whose incarnation is recorded, but in no file."""
+    monkeypatch.setattr(identity, "INCARNATIONS_MAX", 8)
     log = IncarnationLog(tmp_path / "lives")
     assert [log.begin(life) for life in ("one", "two")] == [(), ()]
-    for number in range(INCARNATIONS_MAX):
+    for number in range(8):
         assert log.begin(f"life-{number}") == ()
     log.registered("three")
     assert log.begin("four") == ("three",)
 
 
-def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(tmp_path):
+def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(
+    tmp_path, monkeypatch
+):
     """The controllers remember the last registered incarnation: it is never dropped."""
+    monkeypatch.setattr(identity, "INCARNATIONS_MAX", 8)
     log = IncarnationLog(tmp_path / "lives")
     log.begin("registered")
     log.registered("registered")
-    for number in range(3 * INCARNATIONS_MAX):
+    for number in range(3 * 8):
         earlier = log.begin(f"life-{number}")
         assert earlier[0] == "registered"
-    assert len(earlier) == INCARNATIONS_MAX
-    assert earlier[-1] == f"life-{3 * INCARNATIONS_MAX - 2}"
+    assert len(earlier) == 8
+    assert earlier[-1] == f"life-{3 * 8 - 2}"
 
 
 async def test_r2_the_highest_epoch_is_remembered_over_a_restart(scene):
