@@ -129,6 +129,18 @@ def test_r53_a_journal_that_a_full_disk_kept_long_is_not_continued_behind_a_gap(
         each.close()
 
 
+def test_r53_without_room_for_a_vote_nothing_that_follows_counts_as_durable(tmp_path):
+    journal = filled(tmp_path, 2)
+    with failing("fsync meta.tmp ENOSPC"):
+        journal.setCurrentTerm(9, "n2")
+        assert not journal.sync()
+    assert journal.sync()
+    again = opened(killed(tmp_path))
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (9, "n2")
+    for each in (journal, again):
+        each.close()
+
+
 def test_r53_a_start_on_a_full_disk_continues_no_journal_that_the_snapshot_replaces(tmp_path):
     """A kill came between a leader's snapshot and the new journal. An entry that is acknowledged
     behind the snapshot would be cut from the old file."""

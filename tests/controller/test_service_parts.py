@@ -11,6 +11,7 @@ import pytest
 from local_log import LocalLog, alone
 
 from batonmq.controller.liveness.events import (
+    ElectionEnded,
     OfferLead,
     ProposeElect,
     SessionEnded,
@@ -19,7 +20,6 @@ from batonmq.controller.liveness.events import (
 from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.rules.commands import (
     CommandResult,
-    ElectMaster,
     ReplicasChanged,
     RoleChanged,
     SetChanged,
@@ -27,6 +27,7 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.service import ControllerService
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import NotLeaderError
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLockedError
 
@@ -148,19 +149,21 @@ async def test_a_history_that_cannot_be_synced_does_not_keep_the_folder(tmp_path
     await second.close()
 
 
-async def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path, script):
-    """Proposed twice, it elects once; the time of its cause goes with it."""
-    proposed: list[ElectMaster] = []
-
-    async def submit(command: ElectMaster) -> CommandResult:
-        proposed.append(command)
-        return CommandResult(ResponseCode.SUCCESS)
-
-    scene = Scene(tmp_path, script)
+async def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path, script, monkeypatch):
+    """Proposed twice, it elects once; the time of its cause goes with it. Also without an outcome
+    it ends: the core looks again."""
+    scene, handle = Scene(tmp_path, script), Mock(return_value=[])
+    submit = AsyncMock(side_effect=[CommandResult(ResponseCode.SUCCESS), NotLeaderError(None)])
+    monkeypatch.setattr(scene.service._core, "handle", handle)
     scene.service.requests.submit = submit
-    await scene.service._watch._run_election(ProposeElect("broker-a", 7, "session_silent", 0, 812))
+    for _ in range(2):
+        await scene.service._watch._run_election(
+            ProposeElect("broker-a", 7, "session_silent", 0, 812)
+        )
     await scene.service.close()
-    (command,) = proposed
+    told = [call.args[0] for call in handle.call_args_list]
+    assert told == [ElectionEnded("broker-a", 7)] * 2
+    command = submit.call_args.args[0]
     assert (command.broker_name, command.expected_master_epoch) == ("broker-a", 7)
     assert (command.reason, command.silent_ms, command.designate) == ("session_silent", 812, False)
 

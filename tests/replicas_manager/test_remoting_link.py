@@ -119,7 +119,9 @@ def lead(controller: JavaController, master: int = 1, epoch: int = 1) -> None:
 async def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader(broker):
     lead(broker.controller)
     await broker.in_session()
+    broker.link.open_sessions(1)  # again: it changes nothing
     answer = await broker.beat()
+    assert [type(event) for event in broker.events].count(ev.SessionOpened) == 1
     assert (answer.leader, answer.master_epoch, answer.sync_state_set_epoch) == (True, 1, 7)
     [view] = [e.view for e in broker.events if isinstance(e, ev.ViewReceived)]
     assert (view.master_broker_id, view.master_incarnation) == (1, LIFE)

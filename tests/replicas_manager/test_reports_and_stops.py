@@ -39,7 +39,9 @@ def reported(controller: FakeController) -> list[tuple[str, str]]:
 async def test_a_report_that_died_with_the_leader_goes_to_the_next_one(controllers, monkeypatch):
     """The first leader gets `opened` and dies before it answers. The next one gets it under
     the same request id, so that it stands in the history once, and the later ones in their order.
+    Of more than are kept, the oldest was dropped.
     """
+    monkeypatch.setattr("batonmq.replicas_manager.grpc_link.KEPT_MAX", 2)
     monkeypatch.setattr("batonmq.replicas_manager.grpc_link.CALL_TIMEOUT_S", 0.05)
     monkeypatch.setattr("batonmq.replicas_manager.grpc_link.RETRY_S", 0.01)
     first, second = controllers
@@ -52,6 +54,7 @@ async def test_a_report_that_died_with_the_leader_goes_to_the_next_one(controlle
 
     first.handlers["ReportEvent"] = never
     second.handlers["ReportEvent"] = lambda request: pb.ReportEventReply()
+    reporter.report("one too many", 1, 2, {})
     reporter.report("opened", 1, 2, {"maxOffset": 5})
     reporter.report("first_ack", 1, 2, {})
     await first.until(lambda: bool(reported(first)))
