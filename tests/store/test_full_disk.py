@@ -124,7 +124,7 @@ class Life:
 
 def writes_of_a_life(rig, full):
     full.full_after(1 << 60)
-    Life(rig).work(28)
+    Life(rig).work(20)
     return full.writes
 
 
@@ -136,13 +136,13 @@ def full(monkeypatch, allocations_in_order):
 def test_r45_wherever_the_disk_is_full_all_continues_with_disk_space(rig, full):
     """For every n: the n-th and later writes find no space, for some time; then there is space."""
     total = writes_of_a_life(rig, full)
-    assert total > 100
+    assert total > 90
     for number in range(total):
         full.space_again()
         rig.root = rig.folder / f"life-{number}"
         life = Life(rig)
         full.full_after(number)
-        life.work(32)
+        life.work(24)
         if number < total - 40:
             assert life.refused, number
             assert life.store.health.full and "No space left" in life.store.disk_space.reason
@@ -173,7 +173,7 @@ def test_r45_kill_minus_9_on_a_full_disk_loses_nothing_either(rig, full):
         rig.root = rig.folder / f"killed-{number}"
         life = Life(rig)
         full.full_after(number)
-        life.work(32)
+        life.work(24)
         rig.kill(life.store)
         full.space_again()
         life.store = rig.open()
