@@ -121,6 +121,17 @@ def test_r8_a_stall_within_the_lease_costs_nothing():
     assert not pause.holds(1_500)
 
 
+def test_r8_after_a_stall_acks_wait_for_the_lease():
+    """A lease that was renewed ends the pause, even if it lapses again soon after."""
+    lease = Lease()
+    pause = AckPause(lease.valid)
+    assert not pause.holds(1_000)
+    assert pause.holds(3_000)
+    lease.until_ms = 3_800
+    assert not pause.holds(3_200)
+    assert awake(pause, 3_250, 6_000) == []
+
+
 def test_r8_a_stall_begins_at_its_limit():
     pause = AckPause(Lease().valid)
     assert [pause.holds(at_ms) for at_ms in (0, 399, 799)] == [False, False, True]

@@ -24,7 +24,7 @@ def test_only_an_opened_master_takes_writes():
     gate.open()
     assert (code(gate), gate.role) == (None, Role.MASTER)
     gate.follow(4)
-    assert (code(gate), gate.role) == (2, Role.SLAVE)
+    assert (code(gate), gate.role, gate.master_epoch) == (2, Role.SLAVE, 4)
     gate.fence()
     assert code(gate) == 14
 
