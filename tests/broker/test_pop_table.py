@@ -47,6 +47,19 @@ def test_what_is_not_acked_is_due_at_its_time_and_once():
     assert table.oldest_record == table.next_record == 3
 
 
+def test_an_old_handle_acks_nothing_of_a_newer_pop():
+    """Popped again after a reset, or given another time: the newer one counts."""
+    table = PopTable()
+    table.apply(PopRecord(popped=[popped(0, 1)]), 0)
+    table.apply(PopRecord(popped=[popped(1, at=2000)]), 1)
+    assert len(table) == 2
+    assert table.open_offsets(acked(0, 1)) == [0]
+    table.apply(PopRecord(acked=[acked(0, 1)]), 2)
+    assert len(table) == 1 and table.oldest_record == 1
+    assert table.open_offsets(acked(1, at=2000)) == [1]
+    assert due(table, 1 << 40) == [(2000, [1])]
+
+
 def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible():
     table = PopTable()
     table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, attempt="a")]), 0)
