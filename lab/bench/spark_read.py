@@ -10,7 +10,9 @@ Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in 
 - Spark: the table into Parquet, all columns; and only counted
 
 Beside wall time stands processor time of all processes, since the machine may be shared.
-Files go to `--folder`, and are removed.
+`--cluster` compares the same read, with a digest of all columns, on `local[1]`, `local[2]` and
+local-cluster with one and two workers, which get this package as the wheel. Files go to `--folder`,
+and are removed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -219,7 +222,7 @@ def _session(master: str) -> Any:
     return open_session("bench", master=master, settings=settings)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         prog="lab.bench.spark_read", description="Reading stores on Spark."
     )
@@ -227,6 +230,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--plain-mib", type=int, default=64)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
     parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="batonmq-spark-") as name:
@@ -239,7 +243,13 @@ def main() -> None:
         )
         measure("to Arrow, one core", size_bytes, args.runs, lambda: to_arrow(root))
         SparkRuns(root, size_bytes, folder, args).run()
+        if args.cluster:
+            from lab.bench.spark_cluster import compare
+
+            if not compare(folder, root, size_bytes, args.runs):
+                return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
