@@ -351,13 +351,14 @@ def test_a_pull_goes_to_the_suggested_slave_or_another_one(
 def test_a_consumer_tells_a_new_master_its_progress_in_the_queues_that_it_holds(kind: str) -> None:
     """Of Q1 it knows an offset, too: it could not take it up, or the program committed it once. The
     member that holds it has committed a higher one since."""
+    unread = MessageQueue("T", "broker-a", 2)  # it knows no offset of it yet
     consumer: LitePullConsumer | PushConsumer
     if kind == "lite":
         consumer = LitePullConsumer("g", name_servers=["h:1"])
-        consumer._positions = {Q0: 5}
+        consumer._positions = {Q0: 5, unread: 0}
     else:
         consumer = PushConsumer("g", lambda messages, context: None, name_servers=["h:1"])
-        consumer._readers = {Q0: Mock()}
+        consumer._readers = {Q0: Mock(), unread: Mock()}
     for queue in (Q0, Q1):
         consumer._offsets.reset(queue, 5)
     consumer._offsets._dirty.clear()

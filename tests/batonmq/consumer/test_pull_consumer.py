@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
-from fake_cluster import TOPIC, FakeCluster
+from fake_cluster import TOPIC, FakeCluster, answer
 
 from batonmq import (
     ClientClosedError,
@@ -15,6 +15,7 @@ from batonmq import (
     NoMasterError,
     PullConsumer,
     PullStatus,
+    ResponseError,
 )
 from batonmq.protocol.codes import RequestCode
 from tests.shared.waiting import until
@@ -62,6 +63,20 @@ async def test_a_pull_bridges_a_failover(cluster: FakeCluster) -> None:
         await cluster.kill_master()
         cluster.elect(cluster.brokers["broker-a"][1])
         assert [m.body for m in (await consumer.pull(Q0, 0)).messages] == [b"kept"]
+
+
+@pytest.mark.parametrize("code", [1, 2, 14, 1500])
+async def test_r24_a_pull_is_repeated_until_its_message_is_healed_or_a_master_serves(
+    cluster: FakeCluster, code: int
+) -> None:
+    """A broker answers 1 for a damaged record. Other refusals are final."""
+    cluster.master().store(TOPIC, 0, b"kept")
+    async with puller(cluster) as consumer:
+        cluster.master().before[RequestCode.PULL_MESSAGE] += [answer(code)] * 2
+        assert [m.body for m in (await consumer.pull(Q0, 0)).messages] == [b"kept"]
+        cluster.master().before[RequestCode.PULL_MESSAGE] += [answer(16)]
+        with pytest.raises(ResponseError):
+            await consumer.pull(Q0, 0)
 
 
 async def test_a_group_without_master_says_so(cluster: FakeCluster) -> None:
