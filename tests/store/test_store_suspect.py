@@ -149,6 +149,16 @@ def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig, st
     assert store.trust.reason == ""
 
 
+def test_r17_damage_after_a_loss_of_power_ends_only_when_caught_up_with_a_master(rig, store):
+    """What can still be seen is not all that there was."""
+    end = rig.put_confirmed(store, b"a", b"b")
+    rig.kill(store)
+    rig.flip(rig.segment(), end - 10)
+    reboot(rig)
+    damage = rig.open().trust.damage
+    assert damage is not None and damage.until_level
+
+
 def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig, store):
     """1 the power goes, and takes a sector from the middle and all of the end. 2 what can be seen
     is fetched again: only having caught up with the master ends the suspicion."""

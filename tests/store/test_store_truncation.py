@@ -6,6 +6,7 @@ import pytest
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import Segment
@@ -162,6 +163,28 @@ def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig, mas
         slave.slave_log.truncate_to(0)
     slave.slave_log.truncate_to(first.end_offset)
     assert slave.max_phy_offset == slave.confirm_offset == first.end_offset
+
+
+def test_r23_the_folders_of_cut_bytes_are_synced(rig, monkeypatch):
+    """Their names, too: the folder for the tail that is copied, and the files that are moved."""
+    store, puts = store_with_two_epochs(rig)
+    synced, real_open, real_fsync, paths = [], disk.open, disk.fsync, {}
+
+    def opens(path, *args, **more):
+        fd = real_open(path, *args, **more)
+        paths[fd] = str(path)
+        return fd
+
+    def syncs(fd):
+        synced.append(paths[fd])
+        real_fsync(fd)
+
+    monkeypatch.setattr(disk, "open", opens)
+    monkeypatch.setattr(disk, "fsync", syncs)
+    store.slave_log.truncate_to(puts[6].physical_offset)
+    (kept,) = (rig.root / "truncated").iterdir()
+    assert any(path.suffix != ".tail" for path in kept.iterdir()), "a file was moved"
+    assert str(kept.parent) in synced and synced[synced.index(str(kept.parent)) :].count(str(kept))
 
 
 @pytest.mark.parametrize(
