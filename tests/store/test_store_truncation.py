@@ -12,6 +12,7 @@ from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreFailedError, TruncationRefused
 from tests.shared.cut_steps import STEPS
+from tests.shared.failing_disk import failing
 
 
 class Crash(Exception):
@@ -70,6 +71,22 @@ def test_r22_the_steps_come_in_their_order_under_an_intent_that_goes_last(rig):
     store.truncation.after_step = lambda step: seen.append((step, intent.exists()))
     store.slave_log.truncate_to(puts[9].physical_offset)
     assert seen == [(step, step != "done") for step in STEPS]
+
+
+def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig):
+    store, puts = store_with_two_epochs(rig)
+    store.flush()
+    store.checkpoints.flush_derived()
+
+    def files():
+        names = ("checkpoint", "epochFileCheckpoint", "consumequeue/**/0*", "commitlog/0*")
+        paths = [path for name in names for path in rig.root.glob(name) if path.is_file()]
+        return {path: path.read_bytes() for path in paths}
+
+    before = files()
+    with failing("open *truncation.intent* EIO"), pytest.raises(StoreFailedError, match="Input"):
+        store.slave_log.truncate_to(puts[2].physical_offset, unclean_epoch=True)
+    assert files() == before
 
 
 def test_r22_a_cut_of_confirmed_bytes_takes_their_index_with_it(rig):
