@@ -120,6 +120,7 @@ def test_r8_an_answer_counts_as_of_its_question(monkeypatch):
     question = append((1, 0))
     leader.transport.send(PEER, question)
     assert question["sent"] == 100.0
+    monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: 110.0)
     answer = {"type": "next_node_idx", "next_node_idx": 2, "reset": False, "success": True}
     follower.transport._onMessageReceivedCallback = lambda *_: follower.transport.send(PEER, answer)
     follower.transport._onMessageReceived(PEER, question)
