@@ -68,6 +68,9 @@ class Scene:
     async def become_slave(self, to: RoleView) -> None:
         await self._change("slave", to)
 
+    async def stand_down(self, to: RoleView) -> None:
+        await self._change("none", to)
+
     async def _change(self, role: str, to: RoleView) -> None:
         self.calls.append((role, to.master_epoch))
         self.begun.set()
@@ -103,9 +106,12 @@ def scene() -> Scene:
     return Scene()
 
 
-@pytest.mark.parametrize("change", [ev.BecomeMaster, ev.BecomeSlave])
+@pytest.mark.parametrize(
+    ("change", "role"),
+    [(ev.BecomeMaster, "master"), (ev.BecomeSlave, "slave"), (ev.StandDown, "none")],
+)
 async def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_made(
-    scene, change
+    scene, change, role
 ):
     """Also a master's, which is stored while it opens: until then its role change is not done."""
     scene.stores.append(FULL)
@@ -117,8 +123,8 @@ async def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_
     scene.runner.perform(change(view(2, 2)))
     await scene.idle()
     assert scene.calls.count(("store", 2)) == 2, "it is durable now"
-    if change is ev.BecomeSlave:
-        assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
+    if role != "master":
+        assert scene.calls[:3] == [("store", 2), ("store", 2), (role, 2)]
 
 
 async def test_r2_an_epoch_is_stored_while_an_earlier_role_change_is_under_way(scene):
