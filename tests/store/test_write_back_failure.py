@@ -17,6 +17,7 @@ import pytest
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store import recovery, suspicion, upkeep
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import PutRefused, StoreFailedError
 from tests.shared.failing_disk import failing
 
@@ -357,3 +358,11 @@ def test_r40_a_sync_of_derived_files_that_found_no_room_is_a_failed_write_back(
     with pytest.raises(OSError, match="not written back") as failed:
         upkeep._sync_derived(tmp_path, [])
     assert failed.value.errno == errno.EIO
+
+
+def test_r40_a_sync_of_the_log_that_found_no_room_does_not_pass():
+    """Its pages are lost, as after any other failed write-back."""
+    health, full = StoreHealth(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert health.passes(full)
+    health.log_failed(full)
+    assert not health.passes(full) and health.has_failed
