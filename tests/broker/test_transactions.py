@@ -413,6 +413,19 @@ async def test_r30_r45_r56_an_end_that_comes_again_before_the_op_of_the_first_co
     assert end_of(rig, "T", 1) == 1
 
 
+async def test_r45_r56_a_refused_op_goes_with_the_next(rig, monkeypatch):
+    """That one is of another transaction. Later it might be unknown that the first is committed."""
+    first, second = await half(rig), await half(rig, key="K2")
+    rig.service.path.hold.begin()  # else the master writes the op by itself
+    with monkeypatch.context() as full:
+        refuse(rig, full, TRANS_OP_HALF_TOPIC)
+        assert (await rig.ask(37, end_header(first, COMMIT))).code == 14
+    assert (await rig.ask(37, end_header(second, COMMIT))).code == 0
+    await until(lambda: len(rig.service.features.transactions) == 0)
+    assert (end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (2, 1)
+    rig.service.path.hold.release()
+
+
 async def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(tmp_path, monkeypatch):
     """It has read the half message and knows its commit; a full disk refuses the op, and the
     producer ends the transaction once more."""
