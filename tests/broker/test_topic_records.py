@@ -95,6 +95,13 @@ def test_r31_a_confirmed_record_makes_the_change_on_a_replica(service, tables):
     assert service.get("T") is None and tables.dropped == ["T"]
 
 
+def test_r31_a_role_that_is_left_forgets_its_unconfirmed_deletions(service):
+    service.put_topic(TopicConfig(topic_name="T"))
+    service.delete_topic("T")
+    service.role_left()
+    assert service.for_send("T", "TBW102", 4).topic_name == "T"
+
+
 def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(service, tables):
     """A client asks again before the first is confirmed; or a new master has two in its tail, and
     the topic made again between them. Else what is sent between the two goes with the second."""
