@@ -83,6 +83,21 @@ def test_rights_that_differ_are_named_and_those_in_another_order_do_not(
     assert "User:ann" not in ran.err and not users.put
 
 
+def test_rights_without_a_user_in_the_file_are_named(mqctl: Run, fake: Any, tmp_path: Path) -> None:
+    """As in a file that was edited by hand: they must not be left out without a word."""
+    users = fake.users = Users({})
+    path = tmp_path / "metadata.json"
+    exported(path, *fake.info.broker_addr_table)
+    document = json.loads(path.read_text())
+    for of in document["brokers"].values():
+        of["acls"] = [json.loads(rights_of(name, "Topic:a").encode()) for name in ("ann", "eve")]
+    path.write_text(json.dumps(document))
+    ran = mqctl("importMetadata", str(path), "--users", "--yes")
+    assert ran.code == 1
+    assert "rights of User:eve: its user is not in the file" in ran.err
+    assert [acl.subject for acl in users.put] == ["User:ann"]
+
+
 def rights_of(name: str, *resources: str) -> AclInfo:
     entries = [PolicyEntry(resource=resource, actions=["Pub", "Sub"]) for resource in resources]
     policies = [PolicyInfo(policy_type="Custom", entries=entries)]

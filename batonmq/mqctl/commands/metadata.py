@@ -215,6 +215,8 @@ class _GroupWriter:
         rights = {acl.subject: acl for acl in await users.acls(self.address)}
         acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
         given = {acl.subject: acl for acl in acls}
+        for subject in given.keys() - {f"User:{name}" for name in wanted.get("users", {})}:
+            self.refused.append(f"rights of {subject}: its user is not in the file")
         for name, of in wanted.get("users", {}).items():
             subject = f"User:{name}"
             acl = given.get(subject)
