@@ -15,7 +15,7 @@ def invalid(why: str) -> BrokerRefusal:
 
 
 def system_error(why: str) -> BrokerRefusal:
-    """With the code of all for which Java has no other one."""
+    """With the code that Java uses where no other one fits."""
     return BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
 
 

@@ -1,10 +1,15 @@
 """How a rolling restart restarts one process: the supervisor of `batonmq up`, systemd, compose.
 
-`how` names the way; another text is another roll. `describe` says what `restart` would do, which
-returns when the old process has ended and a new one was started. `undo` comes if that one is not
-well: it goes back to its former version, where this side decides that. `is_chosen`: not so since.
-All raise Doubt. Commands are run without a shell: a template is split into words first, then names
-are put in.
+Each backend has the same members; those that take a node raise Doubt:
+
+- `how` names the way; another text is another roll.
+- `describe` says what `restart` would do.
+- `restart` returns when the old process has ended and a new one was started.
+- `undo` is called if the new process is not well. Where this side decides which version starts, the
+  former one does again.
+- `is_chosen`: whether a start would take the version that this roll is to. Not so after `undo`.
+
+Commands are run without a shell: a template is split into words first, then names are put in.
 """
 
 from __future__ import annotations
