@@ -255,10 +255,11 @@ class Findings:
         ]
         return found
 
-    def _forget(self, name: str, replicas: Iterable[ReplicaIdentity] = ()) -> str:
-        """The command that makes the controllers forget these replicas, or the whole group."""
-        ids = ";".join(str(replica.broker_id) for replica in replicas)
-        which = f"-b '{ids}'" if ids else "--wholeGroup"
+    def _forget(self, name: str, replicas: Iterable[ReplicaIdentity] | None = None) -> str:
+        """The command that makes the controllers forget these replicas; None: the whole group."""
+        which = "--wholeGroup"
+        if replicas is not None:
+            which = f"-b '{';'.join(str(replica.broker_id) for replica in replicas)}'"
         routed = self.routes.broker_addr_table.get(name)
         cluster = (routed.cluster if routed is not None else "") or "CLUSTER"
         return f"mqctl cleanBrokerMetadata -bn {name} {which} -c {cluster}"
