@@ -295,6 +295,7 @@ def test_r24_a_segment_that_could_not_be_unlinked_leaves_no_hole_behind_it(rig, 
         for number in (2, 3):
             os.utime(rig.segment(number), (0, 0))
         assert store.expirer.clean_expired(manual=True) == 2
+    assert [rig.segment(number).exists() for number in (1, 2, 3)] == [not recovers] * 3
     kept = rig.read_bodies(store)
     store = rig.reopen(store, delete_when="")
     assert not store.trust.reason
