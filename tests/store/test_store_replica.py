@@ -406,3 +406,11 @@ def test_a_dispatch_that_fails_while_it_keeps_up_with_a_master_ends_the_process(
         assert not failed.called
         slave.slave_log.append_replicated(ends[number], data[ends[number] : ends[number + 1]])
     failed.assert_called_once_with(error)
+
+
+def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(rig, store):
+    """A slave finds it in the log so: both number the same."""
+    rig.put_confirmed(store, b"old", b"old")
+    assert rig.put(store, b"behind the deletion").queue_offset == 2
+    store.delete_topic("T")
+    assert rig.put(store, b"next").queue_offset == 3
