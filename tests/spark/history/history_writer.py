@@ -2,7 +2,10 @@
 
 import json
 import random
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 LOG = "log-a"
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
@@ -13,14 +16,15 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 class HistoryWriter:
     """Events of one log, in its order; each call tells the next one."""
 
-    def __init__(self, log=LOG):
-        self.events = []
+    def __init__(self, log: str = LOG) -> None:
+        self.events: list[dict[str, Any]] = []
         self._log = log
         self._index = 0
 
-    def tell(self, kind, time_ms, group="", **fields):
+    def tell(self, kind: str, time_ms: int, group: str = "", **fields: Any) -> dict[str, Any]:
         self._index += 1
-        made = {"log": self._log, "raft_index": self._index, "kind": kind, "time_ms": time_ms}
+        made: dict[str, Any] = {"log": self._log, "raft_index": self._index}
+        made |= {"kind": kind, "time_ms": time_ms}
         if group:
             made["broker_name"] = group
         made |= fields
@@ -29,9 +33,11 @@ class HistoryWriter:
         self.events.append(made)
         return made
 
-    def elected(self, group, epoch, winner, at, **fields):
+    def elected(
+        self, group: str, epoch: int, winner: int, at: int, **fields: Any
+    ) -> dict[str, Any]:
         """An election seen 2 ms and proposed 1 ms before `at`, by n0."""
-        given = {
+        given: dict[str, Any] = {
             "broker_id": winner,
             "address": f"10.0.0.{winner}:10911",
             "node": "n0",
@@ -44,13 +50,25 @@ class HistoryWriter:
         }
         return self.tell("elected", at, group, **(given | fields))
 
-    def report(self, kind, group, epoch, broker, at, **detail):
+    def report(
+        self, kind: str, group: str, epoch: int, broker: int, at: int, **detail: Any
+    ) -> dict[str, Any]:
         fields = {"broker_id": broker, "master_epoch": epoch, "json": detail}
         return self.tell(kind, at, group, **fields)
 
     def served(
-        self, group, epoch, broker, at, *, role=5, opened=10, ack=20, waited=1, log_end=None
-    ):
+        self,
+        group: str,
+        epoch: int,
+        broker: int,
+        at: int,
+        *,
+        role: int = 5,
+        opened: int = 10,
+        ack: int = 20,
+        waited: int = 1,
+        log_end: int | None = None,
+    ) -> None:
         """What a master reports that takes its role, opens and acknowledges after so many ms."""
         self.report("role_changed", group, epoch, broker, at + role, role="master")
         detail = {} if log_end is None else {"maxOffset": log_end, "confirmOffset": log_end}
@@ -59,7 +77,7 @@ class HistoryWriter:
             key: value for key, value in detail.items() if key == "confirmOffset"
         })  # fmt: skip
 
-    def first(self, group, at, **served):
+    def first(self, group: str, at: int, **served: Any) -> None:
         """A group is born: broker 1 is its first master, 2 and 3 join."""
         self.elected(
             group, 1, 1, at, set_before=[], sync_state_set=[1], reason="no master is known"
@@ -68,15 +86,24 @@ class HistoryWriter:
         self.altered(group, 1, at + 30, [1], [1, 2])
         self.altered(group, 1, at + 40, [1, 2], [1, 2, 3])
 
-    def altered(self, group, epoch, at, before, after, **fields):
+    def altered(
+        self,
+        group: str,
+        epoch: int,
+        at: int,
+        before: Sequence[int],
+        after: Sequence[int],
+        **fields: Any,
+    ) -> dict[str, Any]:
         given = {"master_epoch": epoch, "set_before": before, "sync_state_set": after}
         return self.tell("set_altered", at, group, **(given | {"reason": "as told"} | fields))
 
 
-def by_chance(told, group, seed, incidents=7):
-    """Tell of a group whose sets and epochs fit together and whose order and clocks do not."""
+def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) -> None:
+    """Writes of a group whose sets and epochs fit together and whose order and clocks do not."""
     chance = random.Random(seed)
-    now, epoch, master, members, gone = NOON, 1, 1, [1, 2, 3], []
+    now, epoch, master, members = NOON, 1, 1, [1, 2, 3]
+    gone: list[int] = []
     told.first(group, now)
     for _ in range(incidents):
         now += chance.choice((40, 900, 60_000))
@@ -109,7 +136,7 @@ def by_chance(told, group, seed, incidents=7):
             told.altered(group, epoch, now + 9, members, sorted([*members, back]))
             members = sorted([*members, back])
             continue
-        request = {"broker_id": winner, "json": {"master": master}, "node": "n0"}
+        request: dict[str, Any] = {"broker_id": winner, "json": {"master": master}, "node": "n0"}
         old, before, reason = master, members, "session_silent"
         detail = {"heldMs": chance.randrange(30), "drainedOffset": 7}
         if what == "planned":
@@ -171,7 +198,7 @@ def by_chance(told, group, seed, incidents=7):
             gone.append(lost)
 
 
-def write(path, events, *, tail=b""):
+def write(path: Path, events: Iterable[dict[str, Any] | bytes], *, tail: bytes = b"") -> None:
     """One controller's file; an event given as bytes is written as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in events]
