@@ -411,6 +411,8 @@ async def test_r58_what_is_kept_for_pages_is_bounded(tmp_path, monkeypatch):
 
     java = await ask({})
     assert java.body == whole and EXT_BODY_ID not in java.ext
+    # The page that is asked for is larger than any that is sent.
+    assert len((await ask({EXT_PAGES: "1000000"})).body) == 100
     first = await ask({EXT_PAGES: "100"})
     assert len(first.body) == 100 and first.ext[EXT_MASTER_EPOCH] == "5"
     name = first.ext[EXT_BODY_ID]
