@@ -141,6 +141,19 @@ def test_r53_without_room_for_a_vote_nothing_that_follows_counts_as_durable(tmp_
         each.close()
 
 
+def test_r53_what_was_replaced_on_a_full_disk_is_written_once_there_is_room(tmp_path):
+    """Also if the log was to be shortened meanwhile."""
+    journal = filled(tmp_path, 3)
+    with failing("pwrite * ENOSPC"):
+        journal.deleteEntriesFrom(2)
+        journal.add(b"other 3", 3, 2)
+        assert not journal.sync()
+        journal.deleteEntriesTo(1)
+    assert journal.sync()
+    journal.close()
+    assert opened(tmp_path)[:] == [(b"command 1", 1, 1), (b"command 2", 2, 1), (b"other 3", 3, 2)]
+
+
 def test_r53_a_start_on_a_full_disk_continues_no_journal_that_the_snapshot_replaces(tmp_path):
     """A kill came between a leader's snapshot and the new journal. An entry that is acknowledged
     behind the snapshot would be cut from the old file."""

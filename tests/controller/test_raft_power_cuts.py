@@ -266,6 +266,8 @@ def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(tmp
         add(joining, entry(7))
         joining.join()
         joining.sync()
+        size = joining.size_bytes
+        assert joining.sync() and joining.size_bytes == size, "nothing had changed"
 
     for what, left, returned in every_power_cut(root, join, tmp_path / "left"):
         again = opened(left)
