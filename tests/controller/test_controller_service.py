@@ -333,6 +333,20 @@ async def test_r35_a_controller_that_no_broker_has_dialled_gives_the_lead_to_one
         await asyncio.gather(*beating, return_exceptions=True)
 
 
+async def test_a_goodbye_hands_over_while_its_stream_is_open(cluster):
+    async with cluster.brokers(1, 2) as sessions:
+        for (broker_id, _), session in sessions.items():
+            if broker_id == 1:
+                await session.send(goodbye=pb.Goodbye(reason="stopping"))
+        node_id = next(node_id for broker_id, node_id in sessions if broker_id == 2)
+        view = await sessions[2, node_id].take_view(lambda view: view.master_epoch == 2)
+        assert view.master_broker_id == 2
+        history = cluster.services[node_id].state.history
+        assert [event.reason for event in history if event.kind == "elected"][
+            -1
+        ] == "goodbye: stopping"
+
+
 async def test_r18_a_second_life_of_an_id_is_refused(cluster):
     leader = await cluster.leader()
     async with cluster.brokers(1), cluster.session(leader, 1, "clone") as clone:

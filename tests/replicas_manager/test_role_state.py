@@ -392,6 +392,8 @@ def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
     ended = ends_after_unknown if unknown else ends_first
     assert (env.core.open_alter is None) is ended
     assert (f"proposal refused {code} a remark" in env.out) is ended
+    shows_other_epochs = not ended and code in (0, 2000, 2001, 2002)
+    assert any("fetch" in line for line in env.out) is shows_other_epochs
     env.do_view("c2", "1@1.2:1,2")
     assert env.core.open_alter is None, "a committed bump ends it in any case"
     env.out = []
