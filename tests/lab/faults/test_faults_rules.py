@@ -11,6 +11,7 @@ from lab.cluster.acks import Ack
 from lab.cluster.fault_points import parse_disk_faults, parse_jump
 from lab.faults import consumers, failing, midway
 from lab.faults.consumers import COMING, STAYING, GivenNumbers
+from lab.faults.disks import had_rejoined
 
 
 def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:
@@ -57,3 +58,24 @@ def test_what_is_given_meanwhile_counts(
 
     monkeypatch.setattr(consumers.time, "sleep", more)
     assert given.check(acks(1, 2000), limit_s=60) == []
+
+
+REGISTERED = {"kind": "broker_registered", "broker_id": 1}
+OUT = {"kind": "set_altered", "set_before": [1, 2], "sync_state_set": [2]}
+JOINED = {"kind": "set_altered", "set_before": [2], "sync_state_set": [1, 2]}
+ELECTED = {"kind": "elected", "broker_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("events", "rejoined"),
+    [
+        ((JOINED, ELECTED, OUT, REGISTERED, JOINED, ELECTED), True),
+        ((JOINED, ELECTED, REGISTERED, ELECTED), False),
+        ((JOINED, REGISTERED, OUT, ELECTED, JOINED), False),
+    ],
+    ids=["refilled before the kill", "never left the set", "refilled after the election"],
+)
+def test_r17_a_wiped_slave_may_win_only_if_it_had_joined_again(
+    events: tuple[dict[str, object], ...], rejoined: bool
+) -> None:
+    assert had_rejoined(events, 1) == rejoined
