@@ -80,9 +80,12 @@ def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig):
 
     def files():
         names = ("checkpoint", "epochFileCheckpoint", "consumequeue/**/0*", "commitlog/0*")
-        paths = [path for name in names for path in rig.root.glob(name) if path.is_file()]
-        return {path: path.read_bytes() for path in paths}
+        found = [path for name in names for path in rig.root.glob(name) if path.is_file()]
+        # A thread makes segments ahead of the log.
+        ahead = [path for path in found if path.parent.name == "commitlog" and int(path.name) > end]
+        return {path: path.read_bytes() for path in found if path not in ahead}
 
+    end = store.max_phy_offset
     before = files()
     with failing("open *truncation.intent* EIO"), pytest.raises(StoreFailedError, match="Input"):
         store.slave_log.truncate_to(puts[2].physical_offset, unclean_epoch=True)
@@ -193,7 +196,7 @@ def test_r23_the_folders_of_cut_bytes_are_synced(rig, monkeypatch):
         return fd
 
     def syncs(fd):
-        synced.append(paths[fd])
+        synced.append(paths.get(fd))  # None: of another thread, which opened it before
         real_fsync(fd)
 
     monkeypatch.setattr(disk, "open", opens)
