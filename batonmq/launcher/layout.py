@@ -149,6 +149,11 @@ class BrokerNode(NodeFiles):
 Node = NameServerNode | BrokerNode
 
 
+def tls_folder_of(data_dir: Path) -> Path:
+    """The authority and certificates of a cluster with TLS."""
+    return data_dir / "conf" / "tls"
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     data_dir: Path
@@ -189,7 +194,7 @@ class Layout:
 
     @property
     def tls_folder(self) -> Path:
-        return self.data_dir / "conf" / "tls"
+        return tls_folder_of(self.data_dir)
 
     def certificate_of(self, node: Node) -> Path:
         return self.tls_folder / f"{node.name}.pem"

@@ -23,6 +23,7 @@ from batonmq.launcher.layout import (
     Node,
     Settings,
     config_of,
+    tls_folder_of,
 )
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
@@ -224,7 +225,7 @@ def secured(data_dir: Path) -> Mode:
     way_out = "give --secure MODE as it was, which replaces this file"
     path = data_dir / "conf" / "namesrv-0.yaml"
     kept = _last_sections(path, way_out, "namesrv")
-    authority = data_dir / "conf" / "tls"
+    authority = tls_folder_of(data_dir)
     if kept is None and authority.exists():
         # Removed by hand, or never written by a first start that was killed.
         raise LayoutError(f"{path} is missing, and {authority} is of a cluster with TLS; {way_out}")

@@ -136,7 +136,7 @@ def test_a_stranger_may_send_a_greeting_and_a_member_a_batch_and_nothing_longer(
         conn.on_refused, conn.admitted = why.append, admitted
         conn._TcpConnection__readBuffer = struct.pack("i", size)
         taken = conn._frame_size()
-        GuardedConnection(poller=None).refuse("nobody is told")
+        GuardedConnection(poller=None).refuse("without a listener")
         assert (taken, why) == (
             (size, [])
             if size == allowed

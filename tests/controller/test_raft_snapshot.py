@@ -110,7 +110,7 @@ def test_a_piece_that_is_lost_does_not_load(tmp_path):
     assert leader.send_to(follower), "behind its last piece it starts again with the first"
 
 
-@pytest.mark.parametrize("newer", [False, True], ids=["sent anew", "a newer one"])
+@pytest.mark.parametrize("newer", [False, True], ids=["sent again", "a newer one"])
 def test_another_snapshot_takes_the_place_of_the_one_under_way(tmp_path, newer):
     """The log behind an older one is gone: its follower would ask for entries that are nowhere."""
     leader, follower = Node(tmp_path, "leader"), Node(tmp_path, "follower")

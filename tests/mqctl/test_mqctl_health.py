@@ -97,7 +97,7 @@ def test_without_controllers_a_master_in_the_routes_is_enough(whole: Findings) -
 
 
 def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
-    """Without one it is said what goes on and what does not."""
+    """Without one, it says what still works and what does not."""
     leaderless = {a: replace(m, is_leader=False) for a, m in fake.metadata.items()}
     sick = replace(whole, controllers=leaderless)
     (problem,) = sick.problems()

@@ -33,7 +33,7 @@ async def session_with(
 
 
 async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(monkeypatch):
-    """1. The name leads where nobody listens. 2. The next channel finds the controller."""
+    """1. The name leads to a port without a listener. 2. The next channel finds the controller."""
     monkeypatch.setattr(session, "READY_S", 0.05)
     dial, opened = grpc.aio.insecure_channel, asyncio.Event()
     known: list[str] = []
@@ -47,10 +47,10 @@ async def test_a_controller_that_came_back_elsewhere_is_looked_up_again(monkeypa
             opened.set()
 
     monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
         async with session_with(emit, "namesrv-1:9879") as (controller, _):
-            known += [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
+            known += [f"127.0.0.1:{unused.getsockname()[1]}", controller.address]
             await asyncio.wait_for(opened.wait(), 10)
             await controller.session()
     assert known == [controller.address]

@@ -383,7 +383,7 @@ def test_r45_a_put_that_found_no_segment_pauses_the_store(rig, full):
 
 
 def test_r45_a_slave_takes_no_bytes_while_earlier_ones_wait_for_room(rig):
-    """Their error is told again, in the same words: a report of it comes once."""
+    """They repeat one error in the same words, so it is reported once."""
     store = rig.open()
     found = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/file")
     store.health.note_full(found)

@@ -110,7 +110,7 @@ async def test_the_server_that_replied_last_is_asked_first() -> None:
         ({"ns1": names("old:1"), "ns2": unknown, "ns3": down}, "old:1"),
         ({"ns1": names(""), "ns2": names(""), "ns3": names("")}, ""),
     ],
-    ids=["another one is named", "none is named", "nobody knows better", "no master anywhere"],
+    ids=["another one is named", "none is named", "no better answer", "no master anywhere"],
 )
 def test_a_route_without_the_suspect_goes_before_one_with_it(
     answers: dict[str, Answer], master: str

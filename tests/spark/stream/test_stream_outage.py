@@ -27,10 +27,10 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
         stopping.set()
 
     with socket.create_server(("127.0.0.1", 0)) as reserved:
-        nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
+        unreachable = f"127.0.0.1:{reserved.getsockname()[1]}"
     place = tmp_path / "checkpoint"
     plan = HistoryPlan(
-        controllers=nobody, checkpoint=str(place), trigger="1 seconds", patience="100ms"
+        controllers=unreachable, checkpoint=str(place), trigger="1 seconds", patience="100ms"
     )
     stream = HistoryStream(ParquetTable(str(tmp_path / "out")), plan, tell)
     source = stream._source() | {"accessKey": "admin", "secretKey": SECRET}
@@ -41,7 +41,7 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     stream.counts.batches = 1
     stream.run(session, stopping)
     (line,) = told
-    assert nobody in line and line.endswith("next attempt in 5 s")
+    assert unreachable in line and line.endswith("next attempt in 5 s")
     shown = session.readStream.format("batonmq").options(**source).load()
     plans = shown._jdf.queryExecution().toString()
     assert SECRET not in f"{plans}{failed.value}{line}"
