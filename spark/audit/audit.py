@@ -16,7 +16,7 @@ from batonmq.spark.differences.log_findings import LogFinding, finding_table
 from batonmq.spark.differences.queues import UNITS, queue_files, read_units
 from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
 from batonmq.spark.read.columns import columns_of
-from batonmq.spark.read.queues import gather
+from batonmq.spark.read.storage import gather
 from batonmq.spark.severity import SEVERITIES, WARNING
 from batonmq.spark.steps.sql import Engine, Step, dicts
 

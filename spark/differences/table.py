@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,8 +31,7 @@ from batonmq.spark.differences.sides import open_sides
 from batonmq.spark.read.columns import batch_of, binaries, integers_or_null, texts
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties
 from batonmq.spark.read.options import MIB, Options, Positive, by
-from batonmq.spark.read.queues import gather
-from batonmq.spark.read.storage import TextPart, even_parts, split_paths
+from batonmq.spark.read.storage import TextPart, even_parts, gather, split_paths
 
 
 class AcknowledgedOptions(Options, frozen=True, kw_only=True):
@@ -176,13 +175,7 @@ def _unique_keys(pairs: PropertyPairs) -> tuple[pa.Array, pa.Array]:
     A message of a batch carries two: its own first, then the one of the whole batch, which readers
     of properties see as the last of a repeated name. Only its own key identifies it.
     """
-    named = pairs.named(UNIQ_KEY)
-    last = pairs.column(UNIQ_KEY)
-    _, at = np.unique(pairs.row[named], return_index=True)
-    if len(at) == len(named):
-        return last, pa.nulls(pairs.rows, pa.string())
-    columns = ("row", "name_at", "name_length", "value_at", "value_length")
-    own = replace(pairs, **{n: getattr(pairs, n)[named[at]] for n in columns}).column(UNIQ_KEY)
+    own, last = pairs.column(UNIQ_KEY, first=True), pairs.column(UNIQ_KEY)
     return own, pc.if_else(pc.equal(own, last), None, last)
 
 

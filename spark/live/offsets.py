@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,6 +20,7 @@ from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.read.selection import OFFSETS_FORM
+from batonmq.spark.read.storage import even_parts, gather
 
 VERSION: Final = 1
 
@@ -154,24 +154,12 @@ def share_out(ranges: Iterable[QueueRange], most: int = 0) -> list[tuple[QueueRa
 
     The same ranges are always shared out in the same way.
     """
-    tasks: list[tuple[QueueRange, ...]] = []
-    small: list[QueueRange] = []
-    taken = 0
-    limit = min(SMALL, most) if most else SMALL
-    for each in ranges:
-        if len(each) < limit:
-            if taken + len(each) > limit:
-                tasks.append(tuple(small))
-                small, taken = [], 0
-            small.append(each)
-            taken += len(each)
-            continue
-        parts = -(-len(each) // most) if most else 1
-        edges = [each.begin + len(each) * i // parts for i in range(parts + 1)]
-        tasks += [(QueueRange(each.queue, low, high),) for low, high in pairwise(edges)]
-    if small:
-        tasks.append(tuple(small))
-    return tasks
+    parts = [
+        QueueRange(each.queue, low, high)
+        for each in sorted(ranges, key=len)
+        for low, high in even_parts(each.begin, each.end, -(-len(each) // most) if most else 1)
+    ]
+    return gather(parts, len, min(SMALL, most) if most else SMALL)
 
 
 def fair_end(start: Mapping[MessageQueue, int], ends: Offsets, most: int) -> Offsets:

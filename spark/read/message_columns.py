@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batonmq.protocol.message import uncompress
 from batonmq.protocol.message_id import host_text
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
-from batonmq.protocol.records.columns import Bytes, Int64s, Records, take_fields
+from batonmq.protocol.records.columns import Int64s, Records
 from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.read.columns import batch_of, binaries, texts, timestamps
 from batonmq.spark.read.store_facts import StoreFacts
@@ -88,53 +89,35 @@ def _hosts(hosts: pa.Array) -> pa.Array:
     return pa.array(names, pa.string()).take(named.indices)
 
 
-_NAME_END = 1
-_PAIR_END = 2
+_PAIR_END: Final = b"\2"
+_NAME_END: Final = b"\1"
 
 
 @dataclass(frozen=True, slots=True)
 class PropertyPairs:
-    """All pairs of `rows` property strings, which lie one behind the other in `data`."""
+    """All pairs of `rows` property strings, in their order; `row`: whose string has each."""
 
     rows: int
-    buffer: pa.Buffer
-    data: Bytes
     row: Int64s
-    name_at: Int64s
-    name_length: Int64s
-    value_at: Int64s
-    value_length: Int64s
+    names: pa.Array
+    values: pa.Array
 
-    def named(self, name: str) -> Int64s:
-        """Numbers of the pairs with that name."""
-        raw = np.frombuffer(name.encode(), np.uint8)
-        pairs = np.flatnonzero(self.name_length == len(raw))
-        found = take_fields(self.data, self.name_at[pairs], np.dtype(("u1", len(raw))))
-        return pairs[(found == raw).all(axis=1)] if len(pairs) else pairs
-
-    def column(self, name: str) -> pa.Array:
-        """The property `name` of each row as a string, null where a row has none."""
-        pairs = self.named(name)
+    def column(self, name: str, *, first: bool = False) -> pa.Array:
+        """The property `name` of each row as a string, null where a row has none. `first`: of a
+        repeated name the first value instead of the last."""
+        found = pc.equal(self.names, name.encode()).to_numpy(zero_copy_only=False)
+        pairs = np.flatnonzero(found)[:: -1 if first else 1]
         pair_of_row = np.full(self.rows, -1, np.int64)
-        pair_of_row[self.row[pairs]] = pairs  # pairs ascend, so the last of a row stays
-        used = np.flatnonzero(pair_of_row >= 0)
-        pairs = pair_of_row[used]
-        values = texts(binaries(self.buffer, self.value_at[pairs], self.value_length[pairs]))
-        if len(used) == self.rows:
-            return values
-        value_of_row = np.full(self.rows, -1, np.int64)
-        value_of_row[used] = np.arange(len(used))
-        return values.take(pa.array(value_of_row, mask=value_of_row < 0))
+        pair_of_row[self.row[pairs]] = pairs  # what is put there last stays
+        return texts(self.values.take(pa.array(pair_of_row, mask=pair_of_row < 0)))
 
     def map_column(self) -> pa.Array:
         """All properties of each row as a map; the order within a map has no meaning."""
-        names = texts(binaries(self.buffer, self.name_at, self.name_length))
-        values = texts(binaries(self.buffer, self.value_at, self.value_length))
+        names, values, row = texts(self.names), texts(self.values), self.row
         codes = names.dictionary_encode()
         kinds = max(len(codes.dictionary), 1)
-        key = self.row * kinds + codes.indices.to_numpy(zero_copy_only=False)
+        key = row * kinds + codes.indices.to_numpy(zero_copy_only=False)
         _, last = np.unique(key[::-1], return_index=True)
-        row = self.row
         if len(last) < len(key):
             kept = np.sort(len(key) - 1 - last)
             names, values = names.take(pa.array(kept)), values.take(pa.array(kept))
@@ -146,32 +129,12 @@ class PropertyPairs:
 
 def split_properties(window: "bytes | pa.Buffer", at: Int64s, length: Int64s) -> PropertyPairs:
     """The pairs of the property strings [at, at + length) of a window; `at` ascends."""
-    strings = binaries(window, at, length)
-    _, offsets_buffer, buffer = strings.buffers()
-    rows = len(at)
-    if buffer is None or not rows:
-        buffer = pa.py_buffer(b"")
-    offsets = np.zeros(rows + 1, np.int64)
-    if rows:
-        offsets[:] = np.frombuffer(offsets_buffer, np.int32, rows + 1)
-    size = int(offsets[-1])
-    data = np.frombuffer(buffer, np.uint8, size) if size else np.empty(0, np.uint8)
-    real_ends = np.flatnonzero(data == _PAIR_END)
-    # A string that does not end in a separator ends its last pair all the same.
-    row_ends = offsets[1:][offsets[1:] > offsets[:-1]]
-    open_ends = row_ends[data[row_ends - 1] != _PAIR_END]
-    # Where both are at one place, the open end comes first: behind it the next string begins,
-    # with an empty pair.
-    ends = np.concatenate((open_ends, real_ends))
-    order = np.argsort(ends, kind="stable")
-    ends = ends[order]
-    behind = ends + (order >= len(open_ends))
-    begins = np.concatenate((np.zeros(min(1, len(ends)), np.int64), behind[:-1]))
-    row = np.searchsorted(offsets, begins, side="right") - 1
-    separators = np.append(np.flatnonzero(data == _NAME_END), size)
-    split = separators[np.searchsorted(separators, begins)]
-    valid = (split > begins) & (split + 1 < ends)
-    begins, split, ends, row = begins[valid], split[valid], ends[valid], row[valid]
-    return PropertyPairs(
-        rows, buffer, data, row, begins, split - begins, split + 1, ends - split - 1
-    )
+    pairs = pc.split_pattern(binaries(window, at, length), _PAIR_END)
+    row = pc.list_parent_indices(pairs)
+    parts = pc.split_pattern(pc.list_flatten(pairs), _NAME_END, max_splits=1)
+    is_pair = pc.equal(pc.list_value_length(parts), 2)
+    row, parts = row.filter(is_pair), parts.filter(is_pair)
+    names, values = pc.list_element(parts, 0), pc.list_element(parts, 1)
+    is_full = pc.and_(pc.not_equal(names, b""), pc.not_equal(values, b""))
+    row, names, values = (each.filter(is_full) for each in (row, names, values))
+    return PropertyPairs(len(at), row.to_numpy(zero_copy_only=False), names, values)

@@ -5,9 +5,9 @@ Free of Spark.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.selection import Selection, Span
-from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.storage import OpenFile, Storage, gather
 from batonmq.spark.read.store_facts import StoreFacts, StoreFile, gaps, segments
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -88,9 +88,6 @@ class Queue:
     queue_id: int
     folder: str
     files: tuple[StoreFile, ...]
-
-
-_Work = TypeVar("_Work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +163,6 @@ def _pieces(queue: Queue, wanted: Span) -> Iterator[QueuePiece | Damage]:
 def _damage(path: str, first: int, behind: int, what: str) -> Damage:
     """Its offsets are bytes of the queue."""
     return Damage(path, first * UNIT_SIZE, (behind - first) * UNIT_SIZE, what, in_log=False)
-
-
-def gather(
-    works: Sequence[_Work], size_of: Callable[[_Work], int], size_bytes: int
-) -> list[tuple[_Work, ...]]:
-    """Neighbours together until a group has that many bytes: what is small shares a task."""
-    groups: list[list[_Work]] = []
-    held = 0
-    for work in works:
-        size = size_of(work)
-        if not groups or held + size > size_bytes:
-            groups.append([])
-            held = 0
-        groups[-1].append(work)
-        held += size
-    return [tuple(group) for group in groups]
 
 
 def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:

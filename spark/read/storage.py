@@ -6,12 +6,12 @@ What Hadoop has a file system for, and pyarrow none, goes through Hadoop's. Free
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 from pyarrow import fs
@@ -23,6 +23,7 @@ _LOCAL: Final = "file:"
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _S3: Final = "s3"
 _BUFFER_BYTES: Final = 1 << 20
+_Work = TypeVar("_Work")
 COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 
@@ -155,6 +156,22 @@ def even_parts(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
     """[begin, end) in `count` parts of about one size; none if it is empty."""
     size = max(0, end - begin)
     return pairwise([*(begin + size * part // count for part in range(count)), begin + size])
+
+
+def gather(
+    works: Sequence[_Work], size_of: Callable[[_Work], int], size_bytes: int
+) -> list[tuple[_Work, ...]]:
+    """Neighbours together until a group has that many bytes: what is small shares a task."""
+    groups: list[list[_Work]] = []
+    held = 0
+    for work in works:
+        size = size_of(work)
+        if not groups or held + size > size_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(work)
+        held += size
+    return [tuple(group) for group in groups]
 
 
 def locate(path: str) -> tuple[Storage, str]:

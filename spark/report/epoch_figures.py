@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from batonmq.spark.report.epoch_tables import BINS_PER_DECADE, Lane, Row
-from batonmq.spark.report.page import Figure
 from batonmq.spark.report.plots import (
     GREY,
     HEAT,
@@ -22,16 +21,14 @@ from batonmq.spark.report.plots import (
     RED,
     ROW_PX,
     SERIES,
-    amount_ticks,
+    Figure,
     bars,
     duration_axis,
     folded,
     kind_colour,
     kind_label,
-    log_axis,
+    log_histogram,
     named,
-    number_axis,
-    pointed_out,
     row_axis,
     series_colour,
 )
@@ -39,7 +36,6 @@ from batonmq.spark.report.quantities import (
     DAY_MS,
     DURATION_TICKS_MS,
     UNKNOWN,
-    count_text,
     counted,
     duration_text,
     moment_text,
@@ -166,35 +162,9 @@ def _change(row: Row) -> str:
 def distribution_figure(
     bins: Mapping[str, Mapping[int, int]], lines: Mapping[str, float | None]
 ) -> Figure:
-    """Bars over a logarithmic axis; `bins`: kind -> bin -> number, `lines`: what is pointed out."""
-    data = [
-        bars(
-            kind_colour(kind),
-            [
-                f"<b>{plot_text(kind_label(kind))}</b><br>"
-                f"{duration_text(10 ** (at / BINS_PER_DECADE))} to "
-                f"{duration_text(10 ** ((at + 1) / BINS_PER_DECADE))}<br>"
-                f"{count_text(number)} changes of master"
-                for at, number in mine.items()
-            ],
-            **named(kind_label(kind), kind_colour(kind)),
-            x=[(at + 0.5) / BINS_PER_DECADE for at in mine],
-            y=list(mine.values()),
-            width=0.94 / BINS_PER_DECADE,
-        )
-        for kind, mine in bins.items()
-    ]
-    places = [at for mine in bins.values() for at in mine]
-    low = math.floor(min(places) / BINS_PER_DECADE * 2) / 2
-    high = max(low + 1, math.ceil((max(places) + 1) / BINS_PER_DECADE * 2) / 2)
-    heights = [sum(mine.get(at, 0) for mine in bins.values()) for at in set(places)]
-    ticks = amount_ticks(heights, whole=True)
-    layout = {
-        "height": 320, "barmode": "stack", "bargap": 0.05, "dragmode": False,
-        **pointed_out(lines, low, high), "xaxis": log_axis("no writes for", low, high),
-        "yaxis": number_axis("changes of master", fixedrange=True, **ticks),
-    }  # fmt: skip
-    return Figure(data, layout)
+    """How long changes took. `bins`: kind -> bin -> number, `lines`: what is pointed out."""
+    series = [(kind_label(kind), kind_colour(kind), mine) for kind, mine in bins.items()]
+    return log_histogram(series, BINS_PER_DECADE, lines, "no writes for", "changes of master")
 
 
 def parts_figure(

@@ -13,8 +13,8 @@ from typing import Any, Final
 from batonmq.spark.report import epoch_figures as figures
 from batonmq.spark.report import epoch_tables
 from batonmq.spark.report.epoch_tables import EpochTables, Row
-from batonmq.spark.report.page import Figure, render
-from batonmq.spark.report.plots import PARTS, kind_label
+from batonmq.spark.report.page import render
+from batonmq.spark.report.plots import PARTS, Figure, kind_label
 from batonmq.spark.report.quantities import counted, duration_text, moment_text
 
 _WORST_DRAWN: Final = 12

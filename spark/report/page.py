@@ -8,7 +8,6 @@ Free of Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +24,6 @@ from batonmq.spark.report.quantities import (
     moment_text,
     rate_text,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """What plotly.js draws: its `data` and `layout`, as JSON can hold them.
-
-    `page.js` adds what all pictures share. A trace whose `meta` has `legend` (plain text) and
-    `colour` is named in the page's legend; a mark whose `customdata` is an id leads there.
-    """
-
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-
 
 _PACKAGE: Final = "batonmq.spark.report"
 _TEXTS: Final[dict[str, Callable[[Any], str]]] = {

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from batonmq.spark.report.quantities import DURATION_TICKS_MS, ROUND_MS, duration_text, plot_text
+from batonmq.spark.report.quantities import (
+    DURATION_TICKS_MS,
+    ROUND_MS,
+    count_text,
+    duration_text,
+    plot_text,
+)
 
 GREY: Final = "#8a94a0"
 RED: Final = "#d4213d"
@@ -41,6 +48,18 @@ ROW_PX: Final = 34
 _NOTE_PX: Final = 14
 _LABEL_MOST: Final = 24
 _STEPS_MOST: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What plotly.js draws: its `data` and `layout`, as JSON can hold them.
+
+    `page.js` adds what all pictures share. A trace whose `meta` has `legend` (plain text) and
+    `colour` is named in the page's legend; a mark whose `customdata` is an id leads there.
+    """
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
 
 
 def series_colour(index: int) -> str:
@@ -173,3 +192,37 @@ def pointed_out(
         )  # fmt: skip
     # Each name has a line of its own: those of neighbours would hide each other.
     return {"shapes": shapes, "annotations": notes, "margin": {"t": 16 + _NOTE_PX * len(at)}}
+
+
+def log_histogram(
+    series: Sequence[tuple[str, str, Mapping[int, int]]],
+    per_decade: int,
+    lines: Mapping[str, float | None],
+    title: str,
+    counted: str,
+    ticks: Sequence[float] = DURATION_TICKS_MS,
+    text: Callable[[float], str] = duration_text,
+) -> Figure:
+    """Stacked bars over a logarithmic axis. `series`: label, colour, bin -> number; bin n begins at
+    10^(n / per_decade). `counted`: what the numbers are of; `lines`: what is pointed out."""
+    data = []
+    for label, colour, bins in series:
+        hover = [
+            f"<b>{plot_text(label)}</b><br>{text(10 ** (at / per_decade))} to "
+            f"{text(10 ** ((at + 1) / per_decade))}<br>{count_text(number)} {counted}"
+            for at, number in bins.items()
+        ]
+        data.append(bars(
+            colour, hover, **named(label, colour), x=[(at + 0.5) / per_decade for at in bins],
+            y=list(bins.values()), width=0.94 / per_decade,
+        ))  # fmt: skip
+    places = {at for *_, bins in series for at in bins}
+    low = math.floor(min(places) / per_decade * 2) / 2
+    high = max(low + 1, math.ceil((max(places) + 1) / per_decade * 2) / 2)
+    heights = [sum(bins.get(at, 0) for *_, bins in series) for at in places]
+    layout = {
+        "height": 320, "barmode": "stack", "bargap": 0.05, "dragmode": False,
+        **pointed_out(lines, low, high, text), "xaxis": log_axis(title, low, high, ticks, text),
+        "yaxis": number_axis(counted, fixedrange=True, **amount_ticks(heights, whole=True)),
+    }  # fmt: skip
+    return Figure(data, layout)

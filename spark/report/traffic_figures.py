@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from batonmq.spark.report.page import Figure
 from batonmq.spark.report.plots import (
     GREY,
     SERIES,
+    Figure,
     amount_ticks,
     bars,
     log_axis,
+    log_histogram,
     named,
     number_axis,
-    pointed_out,
     series_colour,
 )
 from batonmq.spark.report.quantities import (
@@ -79,25 +79,8 @@ def histogram_figure(
     for value, messages in bins:
         place = math.floor(math.log10(max(1.0, value)) * _BINS_PER_DECADE + 1e-9)
         merged[place] = merged.get(place, 0) + messages
-    low, high = min(merged) / _BINS_PER_DECADE, (max(merged) + 1) / _BINS_PER_DECADE
-    if high - low < 1:
-        low, high = max(0.0, low - 0.5), high + 0.5
-    hover = [
-        f"{text(10 ** (place / _BINS_PER_DECADE))} to "
-        f"{text(10 ** ((place + 1) / _BINS_PER_DECADE))}<br>{count_text(messages)} messages"
-        for place, messages in merged.items()
-    ]
-    drawn = bars(
-        SERIES[0], hover, name="messages", x=[(at + 0.5) / _BINS_PER_DECADE for at in merged],
-        y=list(merged.values()), width=0.94 / _BINS_PER_DECADE,
-    )  # fmt: skip
-    whole = amount_ticks(merged.values(), whole=True)
-    layout = {
-        "height": 300, "dragmode": False, "bargap": 0.05, **pointed_out(lines, low, high, text),
-        "xaxis": log_axis(title, low, high, ticks, text),
-        "yaxis": number_axis("messages", fixedrange=True, **whole),
-    }  # fmt: skip
-    return Figure([drawn], layout)
+    series = [(title, SERIES[0], merged)]
+    return log_histogram(series, _BINS_PER_DECADE, lines, title, "messages", ticks, text)
 
 
 def percentiles_figure(

@@ -12,7 +12,7 @@ from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
 from batonmq.spark.differences.replica_groups import find_groups, log_files
 from batonmq.spark.differences.table import plan_tasks
 from batonmq.spark.read.log_range import Block
-from batonmq.spark.read.queues import gather
+from batonmq.spark.read.storage import gather
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,

@@ -7,8 +7,8 @@ import pytest
 
 from batonmq.spark.report import page
 from batonmq.spark.report.epoch_figures import parts_figure
-from batonmq.spark.report.page import Figure, render
-from batonmq.spark.report.plots import amount_ticks, folded, pointed_out, round_steps
+from batonmq.spark.report.page import render
+from batonmq.spark.report.plots import Figure, amount_ticks, folded, pointed_out, round_steps
 from batonmq.spark.report.quantities import (
     bytes_text,
     count_text,
