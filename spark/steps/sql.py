@@ -99,36 +99,22 @@ class ResultTable:
         """Rows into files of `made`, and how many they are; files of a writer that is repeated
         replace its first ones, only once they are whole: both may write at the same time.
         `repeating`: columns of which a dictionary is worth its cost; none: all are tried."""
-        counts = [0]
-
-        def counted() -> Batches:
-            for group in in_groups(rows):
-                counts.append(group.num_rows)
-                yield group
-
-        groups = counted()
-        if (first := next(groups, None)) is None:
-            return 0  # there would be a file without rows
         storage, made = locate(self.made)
         system, own = storage.file_system, f"{made}/_{uuid.uuid4().hex}"
-        paths: list[str] = []
-        folders = pa.schema([schema.field(name) for name in self.by])
         options = {"use_dictionary": list(repeating)} if repeating else {}
-        ds.write_dataset(
-            chain((first,), groups), own, schema=schema, filesystem=system,
-            format="parquet", use_threads=False,
-            file_options=ds.ParquetFileFormat().make_write_options(**options),
-            basename_template=f"part-{writer}-{{i}}.parquet", max_partitions=1 << 20,
-            file_visitor=lambda file: paths.append(file.path),
-            partitioning=ds.partitioning(folders, flavor="hive") if self.by else None,
+        files = write_files(
+            rows, system, own, f"part-{writer}", [schema.field(name) for name in self.by],
+            schema=schema, file_options=ds.ParquetFileFormat().make_write_options(**options),
         )  # fmt: skip
-        whole = {path: made + path.removeprefix(own) for path in paths}
+        if not files:
+            return 0
+        whole = {file.path: made + file.path.removeprefix(own) for file in files}
         for folder in {path.rpartition("/")[0] for path in whole.values()}:
             system.create_dir(folder)
         for path, name in whole.items():
             system.move(path, name)
         system.delete_dir(own)
-        return sum(counts)
+        return sum(file.metadata.num_rows for file in files)
 
     def finish(self, empty: pa.Schema | None = None) -> None:
         """What grew becomes the table. `empty`: no row was added, so its columns are written."""
@@ -204,6 +190,26 @@ def in_groups(batches: Batches) -> Batches:
             held.clear()
     if held:
         yield pa.concat_batches(held)
+
+
+def write_files(
+    rows: Batches, system: Any, folder: str, name: str, by: Sequence[pa.Field], **more: Any
+) -> list[Any]:
+    """Parquet files NAME-*.parquet of rows below a folder, those of each value of `by` in a folder
+    of their own; as pyarrow reports them. None without rows: there would be a file without any."""
+    files: list[Any] = []
+    groups = in_groups(rows)
+    if (first := next(groups, None)) is not None:
+        # Names are new, so nothing is overwritten; by default a folder with files is refused. More
+        # partitions than pyarrow's 1,024 are six weeks of hours.
+        ds.write_dataset(
+            chain((first,), groups), folder, filesystem=system, format="parquet",
+            use_threads=False, basename_template=f"{name}-{{i}}.parquet", max_partitions=1 << 20,
+            existing_data_behavior="overwrite_or_ignore", file_visitor=files.append,
+            partitioning=ds.partitioning(pa.schema(by), flavor="hive") if by else None,
+            **{"schema": first.schema, **more},
+        )  # fmt: skip
+    return files
 
 
 def _into_files(table: ResultTable, batches: Batches) -> Batches:

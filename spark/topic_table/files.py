@@ -10,16 +10,14 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from batonmq.spark.read.storage import locate
-from batonmq.spark.steps.sql import in_groups
+from batonmq.spark.steps.sql import write_files
 from batonmq.spark.topic_table.rows import Fresh, RowMaker, RowPlan
 
 DAY, HOUR, NONE = "day", "hour", "none"
@@ -85,20 +83,12 @@ def write(plan: FilePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     """The task: one row, a `TaskReport` as JSON."""
     maker, report = RowMaker(plan.rows), TaskReport()
     storage, folder = locate(plan.folder)
-    system = storage.file_system
-    groups = in_groups(_rows(maker, report, plan.partition, batches))
-    by = pa.schema([(name, PART_TYPES[name]) for name in PARTS[plan.partition]])
-    if (first := next(groups, None)) is not None:  # without rows there would be an empty file
-        # Names are new, so nothing is overwritten; by default a folder with files is refused. More
-        # partitions than pyarrow's 1,024 are six weeks of hours.
-        ds.write_dataset(
-            pa.RecordBatchReader.from_batches(first.schema, chain((first,), groups)),
-            f"{folder}{plan.below}", filesystem=system, format="parquet", use_threads=False,
-            basename_template=f"{FILE_PREFIX}{uuid.uuid4().hex}-{{i}}.parquet",
-            existing_data_behavior="overwrite_or_ignore", max_partitions=1 << 20,
-            partitioning=ds.partitioning(by, flavor="hive"),
-            file_visitor=lambda file: report.files.append(_new_file(file, folder)),
-        )  # fmt: skip
+    files = write_files(
+        _rows(maker, report, plan.partition, batches), storage.file_system,
+        f"{folder}{plan.below}", f"{FILE_PREFIX}{uuid.uuid4().hex}",
+        [pa.field(name, PART_TYPES[name]) for name in PARTS[plan.partition]],
+    )  # fmt: skip
+    report.files += [_new_file(file, folder) for file in files]
     report.fresh, report.broken = maker.fresh, maker.broken
     yield pa.record_batch([pa.array([msgspec.json.encode(report)], pa.binary())], schema=REPORT)
 
