@@ -61,12 +61,12 @@ def write_histories(data: Path, count: int, groups: int, controllers: int) -> No
     data.mkdir()
     with ExitStack() as stack:
         names = [f"history-n{number}.jsonl" for number in range(controllers)]
-        told = HistoryWriter()
-        told.events = Lines([stack.enter_context((data / name).open("w")) for name in names])
+        log = HistoryWriter()
+        log.events = Lines([stack.enter_context((data / name).open("w")) for name in names])
         for number in range(groups):
             incidents = count // groups // EVENTS_AN_INCIDENT
             group = f"broker-{number:02d}"
-            by_chance(told, group, number, incidents)
+            by_chance(log, group, number, incidents)
 
 
 def measured(folder: Path, count: int, asked: argparse.Namespace) -> JobCost:

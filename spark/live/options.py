@@ -148,7 +148,7 @@ class Access(Options, frozen=True, kw_only=True):
                 key_password=self.key_password,
                 check_host=self.check_host,
             )
-            client_context(tls)  # a bad file is told now, not when nobody has answered for long
+            client_context(tls)  # a bad file is an error now, not after a long wait
         return ClientOptions(credentials=made_of(keys, "options") if any(values) else None, tls=tls)
 
 

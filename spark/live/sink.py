@@ -69,8 +69,8 @@ class _SinkWrites:
         log.info("sink_committed job=%s batch=%d messages=%d", job, batchId, count)
         if self._options.ack_folder and sent:
             partitions = {str(each.partition): each.messages for each in sent}
-            told = {"messages": count, "partitions": partitions}
-            write_committed(self._options.ack_folder, job, batchId, told)
+            counts = {"messages": count, "partitions": partitions}
+            write_committed(self._options.ack_folder, job, batchId, counts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]

@@ -79,10 +79,10 @@ class AckFile:
         self.count += len(acks)
 
 
-def write_committed(folder: str, job: str, batch_id: int, told: Mapping[str, Any]) -> None:
+def write_committed(folder: str, job: str, batch_id: int, counts: Mapping[str, Any]) -> None:
     """What a whole write or batch came to; there as a whole, or not at all. Raises OSError."""
     path = Path(folder) / f"_committed-{job}-{batch_id}.json"
-    replace_file(path, f"{json.dumps({'job': job, 'batch': batch_id, **told})}\n".encode())
+    replace_file(path, f"{json.dumps({'job': job, 'batch': batch_id, **counts})}\n".encode())
 
 
 _HASH_BYTES: Final = 8

@@ -29,7 +29,7 @@ def taken(read, plan=None):
     return rows
 
 
-def told(rows):
+def good_and_bad(rows):
     """(numbers of good messages, damaged stretches as (file, offset, bytes))."""
     good = [row["queue_offset"] for row in rows if row["corrupt"] is None]
     bad = [row["corrupt"] for row in rows if row["corrupt"] is not None]

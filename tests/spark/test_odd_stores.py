@@ -1,5 +1,6 @@
 """Stores as found after an accident: nothing is left out in silence, nothing is made up."""
 
+import os
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.spark.log_files import (
     write_checkpoint,
     write_index,
 )
-from tests.spark.table_rows import read, told
+from tests.spark.table_rows import good_and_bad, read
 
 
 @pytest.fixture
@@ -36,31 +37,63 @@ def file_of(path, start):
     return Path(path) / "commitlog" / f"{start:020d}"
 
 
-def test_a_missing_middle_file_is_damage(four):
-    path, offsets = four
+def without_a_middle_file(path, offsets):
     file_of(path, 8192).unlink()
-    with pytest.raises(DamagedFile, match=r"0{16}8192: .*no file.* at log offset 8192 \(8192 b"):
-        read(path)
-    good, bad = told(read(path, mode="PERMISSIVE"))
-    assert bad == [(f"{8192:020d}", 8192, 8192)]
-    assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 16384]
-    kept = read(path, mode="DROPMALFORMED")
-    assert [row["queue_offset"] for row in kept] == good
+    return [(8192, 8192)]
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_log_that_ends_below_what_is_confirmed_is_damage(four, empty):
-    path, _ = four
-    end = struct.unpack_from(">q", (Path(path) / "checkpoint").read_bytes(), 32)[0]
-    last = file_of(path, 24576)
-    if empty:
-        last.write_bytes(b"")
-    else:
-        last.unlink()
-    with pytest.raises(DamagedFile, match=r"no file of the log .* at log offset 24576 "):
+def without_the_last_file(path, offsets):
+    file_of(path, 24576).unlink()
+    return [(24576, confirmed(path) - 24576)]
+
+
+def with_an_empty_last_file(path, offsets):
+    file_of(path, 24576).write_bytes(b"")
+    return [(24576, confirmed(path) - 24576)]
+
+
+def cut_between_two_records(path, offsets):
+    """The rest of its place, blank and all, is missing. The record before leaves no room for a
+    blank, so it is not believed either."""
+    last, cut = next(pair for pair in pairwise(offsets) if pair[1] > 12000)
+    os.truncate(file_of(path, 8192), cut - 8192)
+    return [(last, cut - last), (cut, 16384 - cut)]
+
+
+def with_exchanged_names(path, offsets):
+    one, two = file_of(path, 8192), file_of(path, 16384)
+    one.rename(one.with_suffix(".x"))
+    two.rename(one)
+    one.with_suffix(".x").rename(two)
+    return [(8192, 8192), (16384, 8192)]
+
+
+def confirmed(path):
+    return struct.unpack_from(">q", (Path(path) / "checkpoint").read_bytes(), 32)[0]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        without_a_middle_file,
+        without_the_last_file,
+        with_an_empty_last_file,
+        cut_between_two_records,
+        with_exchanged_names,
+    ],
+)
+def test_what_is_in_no_file_and_what_no_record_holds_is_damage(four, harm):
+    path, offsets = four
+    lost = harm(path, offsets)
+    good, bad = good_and_bad(read(path, mode="PERMISSIVE"))
+    assert [each[1:] for each in bad] == lost
+    assert {int(name) for name, _, _ in bad} == {at - at % 8192 for at, _ in lost}
+    assert good == [
+        n for n, at in enumerate(offsets) if not any(b <= at < b + size for b, size in lost)
+    ]
+    assert [row["queue_offset"] for row in read(path, mode="DROPMALFORMED")] == good
+    with pytest.raises(DamagedFile, match=f" at log offset {lost[0][0]} "):
         read(path)
-    _, bad = told(read(path, mode="PERMISSIVE"))
-    assert bad == [(f"{24576:020d}", 24576, end - 24576)]
 
 
 def test_a_log_without_any_file_of_what_is_confirmed_is_damage(four):
@@ -81,25 +114,11 @@ def test_a_log_whose_first_files_expired_is_whole(four):
     assert len(read(path)) == sum(at >= 16384 for at in offsets)
 
 
-def test_a_file_cut_between_two_records_is_damage(four):
-    """The rest of its place, blank and all, is missing. The record before leaves no room for a
-    blank, so it is not believed either."""
-    path, offsets = four
-    last, cut = next(pair for pair in pairwise(offsets) if pair[1] > 12000)
-    with file_of(path, 8192).open("r+b") as file:
-        file.truncate(cut - 8192)
-    good, bad = told(read(path, mode="PERMISSIVE"))
-    name = f"{8192:020d}"
-    assert bad == [(name, last, cut - last), (name, cut, 16384 - cut)]
-    assert good == [n for n, at in enumerate(offsets) if not last <= at < 16384]
-
-
 def test_a_file_cut_within_a_record_is_damage_from_that_record_on(four):
     path, offsets = four
     at = next(each for each in offsets if each > 12000)
-    with file_of(path, 8192).open("r+b") as file:
-        file.truncate(at - 8192 + 500)
-    good, bad = told(read(path, mode="PERMISSIVE"))
+    os.truncate(file_of(path, 8192), at - 8192 + 500)
+    good, bad = good_and_bad(read(path, mode="PERMISSIVE"))
     assert sum(size for _, _, size in bad) == 16384 - at and bad[0][1] == at
     assert good == [n for n, each in enumerate(offsets) if not at <= each < 16384]
 
@@ -108,20 +127,9 @@ def test_bytes_behind_a_files_end_are_damage(four):
     path, offsets = four
     with file_of(path, 8192).open("ab") as file:
         file.write(b"x" * 300)
-    good, bad = told(read(path, mode="PERMISSIVE"))
+    good, bad = good_and_bad(read(path, mode="PERMISSIVE"))
     assert bad and all(name == f"{8192:020d}" for name, _, _ in bad)
     assert good == list(range(len(offsets)))
-
-
-def test_files_with_exchanged_names_are_damage_each(four):
-    path, offsets = four
-    one, two = file_of(path, 8192), file_of(path, 16384)
-    one.rename(one.with_suffix(".x"))
-    two.rename(one)
-    one.with_suffix(".x").rename(two)
-    good, bad = told(read(path, mode="PERMISSIVE"))
-    assert bad == [(f"{8192:020d}", 8192, 8192), (f"{16384:020d}", 16384, 8192)]
-    assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 24576]
 
 
 def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
@@ -263,7 +271,7 @@ def test_a_size_that_points_across_the_confirmed_end_is_damage(ten, number, behi
     put(path, at, (end - at + behind).to_bytes(4, "big"))
     with pytest.raises(DamagedFile, match=f"confirmed end.* at log offset {at} "):
         read(path)
-    good, bad = told(read(path, mode="PERMISSIVE"))
+    good, bad = good_and_bad(read(path, mode="PERMISSIVE"))
     assert good == [n for n in range(10) if n != number]
     assert bad == [(f"{0:020d}", at, offsets[number + 1] - at)]
 
@@ -272,7 +280,7 @@ def test_a_record_that_the_confirmed_end_cuts_is_not_there_if_it_is_whole_behind
     path, offsets = ten
     for cut in (1, 7, 8, 100):
         write_checkpoint(path, offsets[6] + cut)
-        assert told(read(path, mode="PERMISSIVE")) == (list(range(6)), [])
+        assert good_and_bad(read(path, mode="PERMISSIVE")) == (list(range(6)), [])
 
 
 @pytest.mark.parametrize("kept", [0, 3, 50])
@@ -282,5 +290,5 @@ def test_confirmed_bytes_that_no_record_holds_are_damage(ten, kept):
     put(path, offsets[9] + kept, bytes(offsets[-1] - offsets[9] - kept))
     for cut in (4, 60):
         write_checkpoint(path, offsets[9] + cut)
-        good, bad = told(read(path, mode="PERMISSIVE"))
+        good, bad = good_and_bad(read(path, mode="PERMISSIVE"))
         assert good == list(range(9)) and bad == [(f"{0:020d}", offsets[9], cut)]

@@ -9,7 +9,7 @@ import pytest
 
 from batonmq.spark.read.damage import DamagedFile
 from tests.spark.log_files import LogFiles, write_queue
-from tests.spark.table_rows import read, told
+from tests.spark.table_rows import good_and_bad, read
 
 UNIT = struct.Struct(">qiq")
 COUNT = 40
@@ -75,7 +75,7 @@ def test_one_bad_unit_of_a_queue_is_one_damage_of_the_queue(store, numbers, harm
             store.rows()
         rows = store.rows(mode="PERMISSIVE")
         expected = [each for each in range(COUNT) if each != number]
-        assert told(rows) == (expected, [(store.file(number).name, at, UNIT.size)])
+        assert good_and_bad(rows) == (expected, [(store.file(number).name, at, UNIT.size)])
         (bad,) = [row for row in rows if row["corrupt"] is not None]
         assert bad["physical_offset"] is None, "nothing is said of an offset in the log"
         store.units[number] = good
@@ -86,13 +86,13 @@ def test_a_missing_or_short_file_of_a_queue_is_damage(store):
     second = store.file(IN_FILE)
     with second.open("r+b") as file:
         file.truncate(70)  # three units and a half
-    good, bad = told(store.rows(mode="PERMISSIVE"))
+    good, bad = good_and_bad(store.rows(mode="PERMISSIVE"))
     assert good == [*range(13), *range(20, COUNT)]
     assert bad == [(second.name, 260, 140)]
     second.unlink()
     with pytest.raises(DamagedFile, match=r"no file of queue T 0 .*200 "):
         store.rows()
-    good, bad = told(store.rows(mode="PERMISSIVE"))
+    good, bad = good_and_bad(store.rows(mode="PERMISSIVE"))
     assert good == [*range(10), *range(20, COUNT)] and bad == [(second.name, 200, 200)]
 
 

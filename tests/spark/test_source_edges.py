@@ -19,7 +19,7 @@ from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.storage import locate, split_paths
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.log_files import LogFiles, write_index, write_queue
-from tests.spark.table_rows import read, told
+from tests.spark.table_rows import good_and_bad, read
 
 
 def test_times_outside_the_years_of_sql_are_null():
@@ -129,7 +129,7 @@ def test_epochs_that_cannot_be_read_are_damage_and_the_messages_are_there(log_fi
     with pytest.raises(StoreError, match=r"epochFileCheckpoint: .*; read with mode DROPMALFORMED"):
         read(path)
     rows = read(path, mode="PERMISSIVE")
-    good, bad = told(rows)
+    good, bad = good_and_bad(rows)
     assert good == [0, 1, 2] and bad == [("epochFileCheckpoint", 0, 0)]
     assert {(row["epoch"], row["broker"]) for row in rows} == {(None, "broker-a")}
     dropped = read(path, mode="DROPMALFORMED")
@@ -152,7 +152,7 @@ def test_many_bad_records_cost_no_window_each(tmp_path, monkeypatch):
         return chain(window, position, stop)
 
     monkeypatch.setattr(log_range, "chain", counted)
-    good, bad = told(read(path, mode="PERMISSIVE", columns="queue_offset"))
+    good, bad = good_and_bad(read(path, mode="PERMISSIVE", columns="queue_offset"))
     assert good == list(range(1, 600, 2))
     assert [offset for _, offset, _ in bad] == offsets[::2]
     assert sum(decoded) < 60 * files.end
@@ -164,11 +164,11 @@ def test_a_record_torn_in_its_properties_is_damage(log_files):
         log_files.add(number=number, properties=b"KEYS\x01key\x02", append_prop_crc=False)
     size = log_files.end // 3
     log_files.data[2 * size - 2 : 2 * size] = bytes(2)
-    good, bad = told(read(log_files.save(), mode="PERMISSIVE"))
+    good, bad = good_and_bad(read(log_files.save(), mode="PERMISSIVE"))
     assert (good, bad) == ([0, 2], [("0" * 20, size, size)])
 
 
 def test_a_table_of_a_catalog_is_refused_with_the_way_out():
-    told = {"path": "/s", "owner": "me", "provider": "batonmq", "location": "file:/s"}
+    given = {"path": "/s", "owner": "me", "provider": "batonmq", "location": "file:/s"}
     with pytest.raises(ValueError, match="CREATE TEMPORARY VIEW"):
-        ReadOptions.from_mapping(told)
+        ReadOptions.from_mapping(given)

@@ -16,7 +16,7 @@ from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import real_store
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, row_of, write_queue
-from tests.spark.table_rows import read, told
+from tests.spark.table_rows import good_and_bad, read
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
@@ -215,32 +215,24 @@ def damaged(log_files):
     return log_files.save(), offsets
 
 
-def test_failfast_names_file_and_offset(damaged):
+def test_each_mode_of_damage(damaged, caplog):
+    """Stop there, leave it out and count, or make a row of it."""
     path, offsets = damaged
-    with pytest.raises(DamagedFile, match=rf"0{{20}}: .* at log offset {offsets[2]} ") as error:
+    with pytest.raises(DamagedFile, match=rf"0{{20}}: .* at log offset {offsets[2]} .*DROPMALF"):
         read(path)
-    assert "DROPMALFORMED" in str(error.value)
-
-
-def test_dropmalformed_counts_what_it_leaves_out(damaged, caplog):
-    path, offsets = damaged
-    rows = read(path, mode="DROPMALFORMED")
-    assert [row["queue_offset"] for row in rows] == [0, 1, 3, 4, 5, 7, 8, 9]
+    kept = [row["queue_offset"] for row in read(path, mode="DROPMALFORMED")]
     size = offsets[3] - offsets[2] + offsets[7] - offsets[6]
     assert f"damage_left_out partition=0 stretches=2 bytes={size} first={path}" in caplog.text
     assert f"at log offset {offsets[2]} " in caplog.text
-
-
-def test_permissive_has_a_row_for_each_damaged_stretch(damaged):
-    path, offsets = damaged
     rows = read(path, mode="PERMISSIVE")
-    good, _ = told(rows)
-    assert good == [0, 1, 3, 4, 5, 7, 8, 9]
-    corrupt = [row for row in rows if row["corrupt"] is not None]
-    assert [row["physical_offset"] for row in corrupt] == [offsets[2], offsets[6]]
-    first = corrupt[0]["corrupt"]
-    assert first["bytes"] == offsets[3] - offsets[2] and "CRC" in first["reason"]
-    assert corrupt[0]["broker"] == "broker-a" and corrupt[0]["body"] is None
+    good, bad = good_and_bad(rows)
+    assert good == kept == [0, 1, 3, 4, 5, 7, 8, 9]
+    assert [offset for _, offset, _ in bad] == [offsets[2], offsets[6]]
+    first = next(row for row in rows if row["corrupt"] is not None)
+    assert first["corrupt"]["bytes"] == offsets[3] - offsets[2]
+    assert "CRC" in first["corrupt"]["reason"]
+    assert (first["broker"], first["body"]) == ("broker-a", None)
+    assert first["physical_offset"] == offsets[2]
 
 
 def test_a_missing_or_shortened_file_is_named(damaged):

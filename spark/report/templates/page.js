@@ -94,8 +94,8 @@
     if (id && document.getElementById(id)) location.hash = encodeURIComponent(id);
   };
   const reveal = () => {
-    const told = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (told && told.tagName === "DETAILS") told.open = true;
+    const story = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (story && story.tagName === "DETAILS") story.open = true;
   };
   addEventListener("hashchange", reveal);
   reveal();

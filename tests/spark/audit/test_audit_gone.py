@@ -74,12 +74,12 @@ def test_messages_of_an_old_master_that_its_successors_passed_over(replicas):
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
     rows = scan(replicas.paths, whole_logs=True)
-    told = {
+    found = {
         row["unique_key"]: (row["amount"], row["have"], row["lack"])
         for row in rows
         if row["part"] == "message" and row["physical_offset"] >= at
     }
-    assert told == {
+    assert found == {
         key(58): (0, 1, 6),
         key(59): (0, 1, 6),
         key(158): (1, 6, 0),
@@ -174,16 +174,16 @@ def test_the_epoch_of_a_finding_is_that_of_the_replicas_that_hold_the_message(re
             epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
         )
     rows = scan(replicas.paths)
-    told = {
+    found = {
         (row["kind"], row["unique_key"]): (row["epoch"], row["detail"])
         for row in rows
         if row["part"] == "finding" and row["kind"] != "epochs_differ"
     }
     said = "its epoch is 5 by broker-a#1, 5 by broker-a#2, 4 by broker-a#3"
-    assert {which: epoch for which, (epoch, _) in told.items()} == {
+    assert {which: epoch for which, (epoch, _) in found.items()} == {
         ("missing", key(58)): 5,
         ("extra", key(158)): 4,
     }
-    assert all(detail.endswith(said) for _, detail in told.values())
+    assert all(detail.endswith(said) for _, detail in found.values())
     held = {row["unique_key"]: row["epoch"] for row in rows if row["part"] == "message"}
     assert (held[key(57)], held[key(58)], held[key(158)], held[key(59)]) == (4, 5, 4, None)

@@ -52,11 +52,11 @@ def test_equal_replicas_are_clean(replicas, options):
     assert len(list((replicas.roots[0] / "commitlog").iterdir())) > 1
     rows = scan(replicas.paths, **options)
     assert [row for row in rows if row["part"] == "finding"] == []
-    told = [row for row in rows if row["part"] == "message"]
-    assert [row["unique_key"] for row in told] == [key(number) for number in range(60)]
-    assert [row["physical_offset"] for row in told] == replicas.offsets
-    assert {(row["have"], row["lack"]) for row in told} == {(7, 0)}
-    assert {row["epoch"] for row in told[:30]} == {3} and told[30]["epoch"] == 4
+    messages = [row for row in rows if row["part"] == "message"]
+    assert [row["unique_key"] for row in messages] == [key(number) for number in range(60)]
+    assert [row["physical_offset"] for row in messages] == replicas.offsets
+    assert {(row["have"], row["lack"]) for row in messages} == {(7, 0)}
+    assert {row["epoch"] for row in messages[:30]} == {3} and messages[30]["epoch"] == 4
     assert counts(replicas.paths, **options) == (60, 60)
 
 
@@ -207,8 +207,8 @@ def test_damage_in_all_replicas_is_named(replicas, options):
     assert bad["replicas"] == ["broker-a#1", "broker-a#2", "broker-a#3"]
     assert bad["severity"] == "critical" and bad["epoch"] == 4
     assert "property CRC is wrong" in bad["detail"]
-    told = [row for row in scan(replicas.paths, **options) if row["part"] == "message"]
-    assert (0, 20) not in {(row["queue_id"], row["queue_offset"]) for row in told}
+    messages = [row for row in scan(replicas.paths, **options) if row["part"] == "message"]
+    assert (0, 20) not in {(row["queue_id"], row["queue_offset"]) for row in messages}
 
 
 def test_bytes_behind_a_blanks_head_may_differ(replicas):

@@ -38,7 +38,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 
 
 def entry(broker, number, /, **other):
-    """What a producer was told of message `number`."""
+    """What a producer has as the answer for message `number`."""
     return {
         "topic": "T",
         "broker": broker,
@@ -196,9 +196,9 @@ def test_what_is_missing_here_and_extra_there_was_reordered(many):
     assert {(f["kind"], f["severity"], *f["replicas"]) for f in found} == {
         ("reordered", "critical", f"{group}#2")
     }
-    told = {f["unique_key"]: (f["physical_offset"], f["detail"]) for f in found}
+    places = {f["unique_key"]: (f["physical_offset"], f["detail"]) for f in found}
     lies = "in this replica it lies at {}, queue 0 offset {}"
-    assert told == {
+    assert places == {
         key(20): (offsets[20], lies.format(offsets[22], 11)),
         key(22): (offsets[22], lies.format(offsets[20], 10)),
     }
@@ -242,7 +242,7 @@ def test_lost_moved_and_changed_messages_of_an_acknowledged_list(many):
         changed[key(54)]["field"] == "body" and "acknowledged one 7" in changed[key(54)]["detail"]
     )
     assert changed[key(30)]["replicas"] == ["moved#2"]
-    # What the comparison of replicas tells is not told a second time for the list.
+    # What the comparison of replicas tells is not reported again for the list.
     assert of(many, "moved", "acked_missing") == []
     assert changed[key(30)]["detail"].endswith("; it was acknowledged")
     assert changed[key(30)]["physical_offset"] == offsets[30]
@@ -280,9 +280,11 @@ def test_a_queue_that_does_not_begin_with_the_log(many):
 
 
 def test_entries_of_brokers_without_a_store_are_a_warning(many):
-    (told,) = of(many, None)
-    assert (told["severity"], told["kind"]) == ("warning", "unchecked")
-    assert told["detail"].startswith("1 entries of the acknowledged list are of broker elsewhere,")
+    (unchecked,) = of(many, None)
+    assert (unchecked["severity"], unchecked["kind"]) == ("warning", "unchecked")
+    assert unchecked["detail"].startswith(
+        "1 entries of the acknowledged list are of broker elsewhere,"
+    )
 
 
 def test_counts_of_the_acknowledged_list(many):
@@ -316,8 +318,8 @@ def test_the_verdict_comes_first_and_the_gravest_findings(many):
     lines = lines_of(json.loads(json.dumps(summary, default=str)))
     assert lines[0].startswith("clean: 3 replicas agree on 60 of 60 messages, ")
     assert lines[0].endswith("; nothing wrong")
-    (told,) = [line for line in lines if line.startswith("acknowledged: ")]
-    assert "303 messages, 8 lost, " in told and told.endswith("1 of brokers that are not audited")
+    (acked,) = [line for line in lines if line.startswith("acknowledged: ")]
+    assert "303 messages, 8 lost, " in acked and acked.endswith("1 of brokers that are not audited")
     assert "note: twice has one store here: there is nothing to compare it with" in lines
     assert any("critical: swap: 2 at another place or out of order in swap#2" in x for x in lines)
     assert {row["severity"] for row in summary["first"]} == {"critical"}

@@ -14,14 +14,14 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 
 
 class HistoryWriter:
-    """Events of one log, in its order; each call tells the next one."""
+    """Events of one log, in its order; each call adds the next one."""
 
     def __init__(self, log: str = LOG) -> None:
         self.events: list[dict[str, Any]] = []
         self._log = log
         self._index = 0
 
-    def tell(self, kind: str, time_ms: int, group: str = "", **fields: Any) -> dict[str, Any]:
+    def add(self, kind: str, time_ms: int, group: str = "", **fields: Any) -> dict[str, Any]:
         self._index += 1
         made: dict[str, Any] = {"log": self._log, "raft_index": self._index}
         made |= {"kind": kind, "time_ms": time_ms}
@@ -48,13 +48,13 @@ class HistoryWriter:
             "detected_ms": at - 2,
             "proposed_ms": at - 1,
         }
-        return self.tell("elected", at, group, **(given | fields))
+        return self.add("elected", at, group, **(given | fields))
 
     def report(
         self, kind: str, group: str, epoch: int, broker: int, at: int, **detail: Any
     ) -> dict[str, Any]:
         fields = {"broker_id": broker, "master_epoch": epoch, "json": detail}
-        return self.tell(kind, at, group, **fields)
+        return self.add(kind, at, group, **fields)
 
     def served(
         self,
@@ -96,15 +96,15 @@ class HistoryWriter:
         **fields: Any,
     ) -> dict[str, Any]:
         given = {"master_epoch": epoch, "set_before": before, "sync_state_set": after}
-        return self.tell("set_altered", at, group, **(given | {"reason": "as told"} | fields))
+        return self.add("set_altered", at, group, **(given | {"reason": "as asked"} | fields))
 
 
-def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) -> None:
+def by_chance(log: HistoryWriter, group: str, seed: int, incidents: int = 7) -> None:
     """Writes of a group whose sets and epochs fit together and whose order and clocks do not."""
     chance = random.Random(seed)
     now, epoch, master, members = NOON, 1, 1, [1, 2, 3]
     gone: list[int] = []
-    told.first(group, now)
+    log.first(group, now)
     for _ in range(incidents):
         now += chance.choice((40, 900, 60_000))
         jitter = chance.choice((0, 0, 0, -30))
@@ -114,26 +114,26 @@ def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) ->
             ("loss", "loss", "planned", "late", "shrink", "return", "failed", "hand")
         )
         if what == "shrink" and len(members) > 1:
-            told.altered(group, epoch, now, members, [m for m in members if m != winner])
+            log.altered(group, epoch, now, members, [m for m in members if m != winner])
             members = [m for m in members if m != winner]
             gone.append(winner)
             continue
         if what == "return" and gone:
             back = gone.pop(0)
-            told.tell("broker_registered", now, group, broker_id=back, incarnation=f"i{now}",
+            log.add("broker_registered", now, group, broker_id=back, incarnation=f"i{now}",
                       master_epoch=epoch)  # fmt: skip
             if chance.random() < 0.7:
                 cut = chance.randrange(1, 5) * 1000
-                told.report("truncated", group, epoch, back, now + 3 + jitter,
+                log.report("truncated", group, epoch, back, now + 3 + jitter,
                             fromOffset=50_000 + cut, toOffset=50_000)  # fmt: skip
             if chance.random() < 0.5:
-                told.report("role_changed", group, epoch, back, now + 4, role="slave")
+                log.report("role_changed", group, epoch, back, now + 4, role="slave")
             if chance.random() < 0.1:
-                told.tell(
+                log.add(
                     "broker_cleaned", now + 4, group, master_epoch=epoch, set_before=members,
                     sync_state_set=members, reason=f"broker {back}",
                 )  # fmt: skip
-            told.altered(group, epoch, now + 9, members, sorted([*members, back]))
+            log.altered(group, epoch, now + 9, members, sorted([*members, back]))
             members = sorted([*members, back])
             continue
         request: dict[str, Any] = {"broker_id": winner, "json": {"master": master}, "node": "n0"}
@@ -142,15 +142,15 @@ def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) ->
         if what == "planned":
             reason = "planned switch"
             if chance.random() < 0.8:
-                told.tell("switch_requested", now, group, master_epoch=epoch, **request)
+                log.add("switch_requested", now, group, master_epoch=epoch, **request)
             if chance.random() < 0.2:
-                told.tell("switch_failed", now + 1, group, master_epoch=epoch, **request)
+                log.add("switch_failed", now + 1, group, master_epoch=epoch, **request)
             if chance.random() < 0.8:
-                told.report("drained", group, epoch, old, now + 12 + jitter, **detail)
+                log.report("drained", group, epoch, old, now + 12 + jitter, **detail)
             now += 15
         failed = what == "failed"
         if failed:
-            told.tell(
+            log.add(
                 "election_failed", now, group, broker_id=old, master_before=old, node="n1",
                 master_epoch=epoch + 1, set_before=members, sync_state_set=members, silent_ms=9,
                 detected_ms=chance.choice((0, now - 5)), proposed_ms=now - 1,
@@ -158,7 +158,7 @@ def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) ->
             )  # fmt: skip
             epoch += 1
         if failed or chance.random() < 0.2:
-            told.tell("election_blocked", now + 2, group, node="n1", reason="waits",
+            log.add("election_blocked", now + 2, group, node="n1", reason="waits",
                       master_epoch=chance.choice((epoch, epoch - 1)))  # fmt: skip
         now += 5
         epoch += 1
@@ -171,7 +171,7 @@ def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) ->
         )
         gone += [each for each in members if each not in kept]
         unclean = chance.random() < 0.1
-        told.elected(
+        log.elected(
             group, epoch, winner, now, master_before=0 if failed else old, set_before=before,
             sync_state_set=kept, reason=reason, unclean=unclean,
             silent_ms=chance.choice((-1, 800)), detected_ms=now - chance.choice((2, 3, 9)),
@@ -179,21 +179,21 @@ def by_chance(told: HistoryWriter, group: str, seed: int, incidents: int = 7) ->
         master, members = winner, kept
         if what == "late":
             if chance.random() < 0.7:
-                told.report("drained", group, epoch - 1, old, now - 3, **detail)
-            told.tell("switch_requested", now - 9, group, master_epoch=epoch - 1, **request)
+                log.report("drained", group, epoch - 1, old, now - 3, **detail)
+            log.add("switch_requested", now - 9, group, master_epoch=epoch - 1, **request)
         if chance.random() < 0.85:
-            told.report("role_changed", group, epoch, winner, now + 2 + jitter, role="master")
-            told.tell("pushed", now + 1, group, master_epoch=epoch, node="n0",
+            log.report("role_changed", group, epoch, winner, now + 2 + jitter, role="master")
+            log.add("pushed", now + 1, group, master_epoch=epoch, node="n0",
                       json={"appliedMs": now, "sessions": 3})  # fmt: skip
         if chance.random() < 0.8:
-            told.report("opened", group, epoch, winner, now + 4)
+            log.report("opened", group, epoch, winner, now + 4)
             if chance.random() < 0.8:
                 waited = {"waitedMs": chance.choice((0, 3))} if chance.random() < 0.8 else {}
                 ack = now + 4 + chance.choice((0, 6, 400))
-                told.report("first_ack", group, epoch, winner, ack, **waited)
+                log.report("first_ack", group, epoch, winner, ack, **waited)
         if chance.random() < 0.2 and len(members) > 1:
             lost = next(each for each in members if each != master)
-            told.altered(group, epoch, now + 20, members, [m for m in members if m != lost])
+            log.altered(group, epoch, now + 20, members, [m for m in members if m != lost])
             members = [m for m in members if m != lost]
             gone.append(lost)
 

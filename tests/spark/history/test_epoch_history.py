@@ -60,188 +60,188 @@ YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 def by_hand():
     """Groups whose tables are known."""
-    told = HistoryWriter()
-    told.tell("controller_leader_changed", NOON, node="n0", controller_epoch=1, proposed_ms=NOON)
+    log = HistoryWriter()
+    log.add("controller_leader_changed", NOON, node="n0", controller_epoch=1, proposed_ms=NOON)
     # The master is lost half a minute before midnight and the next one serves 45 s after it.
-    told.first("midnight", NOON)
+    log.first("midnight", NOON)
     at = MIDNIGHT - 30_000
-    told.elected("midnight", 2, 2, at + 2, master_before=1, silent_ms=812, sync_state_set=[2, 3],
+    log.elected("midnight", 2, 2, at + 2, master_before=1, silent_ms=812, sync_state_set=[2, 3],
                  reason="session_silent")  # fmt: skip
-    told.served("midnight", 2, 2, at, role=50, opened=60_000, ack=75_000, waited=74_000)
-    told.report("truncated", "midnight", 2, 1, MIDNIGHT + 50_000, fromOffset=900, toOffset=700)
-    told.altered("midnight", 2, MIDNIGHT + 51_000, [2, 3], [1, 2, 3])
-    told.report("truncated", "midnight", 2, 3, MIDNIGHT + 52_000, fromOffset=50, toOffset=40)
+    log.served("midnight", 2, 2, at, role=50, opened=60_000, ack=75_000, waited=74_000)
+    log.report("truncated", "midnight", 2, 1, MIDNIGHT + 50_000, fromOffset=900, toOffset=700)
+    log.altered("midnight", 2, MIDNIGHT + 51_000, [2, 3], [1, 2, 3])
+    log.report("truncated", "midnight", 2, 3, MIDNIGHT + 52_000, fromOffset=50, toOffset=40)
     # Nobody may follow, and an hour later the history ends.
-    told.first("open", NOON)
-    told.tell("election_failed", NOON + HOUR, "open", broker_id=1, master_before=1, node="n0",
+    log.first("open", NOON)
+    log.add("election_failed", NOON + HOUR, "open", broker_id=1, master_before=1, node="n0",
               master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
               detected_ms=NOON + HOUR - 9, proposed_ms=NOON + HOUR,
               reason="session_closed: nobody lives")  # fmt: skip
-    told.tell("election_blocked", NOON + 2 * HOUR, "open", node="n0", master_epoch=2,
+    log.add("election_blocked", NOON + 2 * HOUR, "open", node="n0", master_epoch=2,
               reason="waits for members")  # fmt: skip
     # A planned switch holds writes for 7 ms.
-    told.first("planned", NOON)
-    told.tell("switch_requested", NOON + 1_000, "planned", broker_id=3, master_epoch=1, node="n0",
+    log.first("planned", NOON)
+    log.add("switch_requested", NOON + 1_000, "planned", broker_id=3, master_epoch=1, node="n0",
               json={"master": 1}, reason="asked by remoting")  # fmt: skip
-    told.report("drained", "planned", 1, 1, NOON + 1_010, heldMs=7, drainedOffset=64)
-    told.elected("planned", 2, 3, NOON + 1_015, master_before=1, reason="planned switch",
+    log.report("drained", "planned", 1, 1, NOON + 1_010, heldMs=7, drainedOffset=64)
+    log.elected("planned", 2, 3, NOON + 1_015, master_before=1, reason="planned switch",
                  detected_ms=NOON + 1_012, proposed_ms=NOON + 1_013)  # fmt: skip
-    told.served("planned", 2, 3, NOON + 1_015)
+    log.served("planned", 2, 3, NOON + 1_015)
     # Idle: nobody wrote for 5 s.
-    told.first("idle", NOON)
-    told.elected("idle", 2, 2, NOON + 1_000, master_before=1)
-    told.served("idle", 2, 2, NOON + 1_000, ack=5_010)
+    log.first("idle", NOON)
+    log.elected("idle", 2, 2, NOON + 1_000, master_before=1)
+    log.served("idle", 2, 2, NOON + 1_000, ack=5_010)
     # Two kills: the second master acknowledged nothing.
-    told.first("two", NOON)
-    told.elected("two", 2, 2, NOON + 1_000, master_before=1, sync_state_set=[2, 3])
-    told.elected("two", 3, 3, NOON + 1_060, master_before=2, set_before=[2, 3], sync_state_set=[3])
-    told.served("two", 3, 3, NOON + 1_060)
-    told.altered("two", 3, NOON + 1_200, [3], [1, 2, 3])
+    log.first("two", NOON)
+    log.elected("two", 2, 2, NOON + 1_000, master_before=1, sync_state_set=[2, 3])
+    log.elected("two", 3, 3, NOON + 1_060, master_before=2, set_before=[2, 3], sync_state_set=[3])
+    log.served("two", 3, 3, NOON + 1_060)
+    log.altered("two", 3, NOON + 1_200, [3], [1, 2, 3])
     # What must not be.
-    told.first("unclean", NOON)
-    told.elected("unclean", 2, 2, NOON + 1_000, master_before=1, set_before=[1], unclean=True,
+    log.first("unclean", NOON)
+    log.elected("unclean", 2, 2, NOON + 1_000, master_before=1, set_before=[1], unclean=True,
                  sync_state_set=[2, 3])  # fmt: skip
-    told.served("unclean", 2, 2, NOON + 1_000)
-    told.first("twice", NOON)
-    told.elected("twice", 2, 2, NOON + 1_000, master_before=1)
-    told.served("twice", 2, 2, NOON + 1_000)
-    told.elected("twice", 2, 3, NOON + 2_000, master_before=2)
-    told.served("twice", 2, 3, NOON + 2_000)
-    told.first("reports", NOON)
-    told.elected("reports", 2, 2, NOON + 1_000, master_before=1)
-    told.served("reports", 2, 2, NOON + 1_000)
-    told.report("opened", "reports", 2, 3, NOON + 1_500)
-    told.first("back", NOON)
-    told.elected("back", 7, 2, NOON + 1_000, master_before=1)
-    told.served("back", 7, 2, NOON + 1_000)
-    told.elected("back", 6, 3, NOON + 2_000, master_before=2)
-    told.served("back", 6, 3, NOON + 2_000)
-    told.first("below", NOON, log_end=0)
-    told.elected("below", 2, 2, NOON + 1_000, master_before=1, confirm_offset=500)
-    told.served("below", 2, 2, NOON + 1_000, log_end=400)
+    log.served("unclean", 2, 2, NOON + 1_000)
+    log.first("twice", NOON)
+    log.elected("twice", 2, 2, NOON + 1_000, master_before=1)
+    log.served("twice", 2, 2, NOON + 1_000)
+    log.elected("twice", 2, 3, NOON + 2_000, master_before=2)
+    log.served("twice", 2, 3, NOON + 2_000)
+    log.first("reports", NOON)
+    log.elected("reports", 2, 2, NOON + 1_000, master_before=1)
+    log.served("reports", 2, 2, NOON + 1_000)
+    log.report("opened", "reports", 2, 3, NOON + 1_500)
+    log.first("back", NOON)
+    log.elected("back", 7, 2, NOON + 1_000, master_before=1)
+    log.served("back", 7, 2, NOON + 1_000)
+    log.elected("back", 6, 3, NOON + 2_000, master_before=2)
+    log.served("back", 6, 3, NOON + 2_000)
+    log.first("below", NOON, log_end=0)
+    log.elected("below", 2, 2, NOON + 1_000, master_before=1, confirm_offset=500)
+    log.served("below", 2, 2, NOON + 1_000, log_end=400)
     # Broker 1 is alone for two minutes.
-    told.first("alone", NOON)
-    told.altered("alone", 1, NOON + 1_000, [1, 2, 3], [1])
-    told.altered("alone", 1, NOON + 121_000, [1], [1, 2, 3])
+    log.first("alone", NOON)
+    log.altered("alone", 1, NOON + 1_000, [1, 2, 3], [1])
+    log.altered("alone", 1, NOON + 121_000, [1], [1, 2, 3])
     # The new master's clock is 3 s behind.
-    told.first("skew", NOON)
-    told.elected("skew", 2, 2, NOON + 10_000, master_before=1)
-    told.served("skew", 2, 2, NOON + 7_000)
-    told.first("diverged", NOON)
-    told.report("diverged", "diverged", 1, 3, NOON + 90, reason="no common epoch")
+    log.first("skew", NOON)
+    log.elected("skew", 2, 2, NOON + 10_000, master_before=1)
+    log.served("skew", 2, 2, NOON + 7_000)
+    log.first("diverged", NOON)
+    log.report("diverged", "diverged", 1, 3, NOON + 90, reason="no common epoch")
     # What their files say; see `stores`.
-    told.first("files", NOON, log_end=0)
+    log.first("files", NOON, log_end=0)
     for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300), (5, 1, 400)):
         at = NOON + 1_000 * epoch
-        told.elected("files", epoch, winner, at, master_before=3 - winner, confirm_offset=start)
-        told.served("files", epoch, winner, at, log_end=start)
-    told.tell("controller_leader_changed", NOON + 9 * HOUR, node="n1", node_before="n0",
+        log.elected("files", epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+        log.served("files", epoch, winner, at, log_end=start)
+    log.add("controller_leader_changed", NOON + 9 * HOUR, node="n1", node_before="n0",
               controller_epoch=2, proposed_ms=NOON + 9 * HOUR)  # fmt: skip
     # The clock of broker 2 stood at 1970, and that of broker 3 at 2100.
-    told.first("seventies", NOON)
-    told.elected("seventies", 2, 2, NOON + 1_000, master_before=1)
-    told.served("seventies", 2, 2, DAY)
-    told.altered("seventies", 2, NOON + 9_000, [1, 2, 3], [2, 3])
-    told.first("future", NOON)
-    told.elected("future", 2, 3, NOON + 1_000, master_before=1)
-    told.served("future", 2, 3, YEAR_2100)
-    told.altered("future", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    log.first("seventies", NOON)
+    log.elected("seventies", 2, 2, NOON + 1_000, master_before=1)
+    log.served("seventies", 2, 2, DAY)
+    log.altered("seventies", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    log.first("future", NOON)
+    log.elected("future", 2, 3, NOON + 1_000, master_before=1)
+    log.served("future", 2, 3, YEAR_2100)
+    log.altered("future", 2, NOON + 9_000, [1, 2, 3], [2, 3])
     # A controller's clock stood at 2100 for one event.
-    told.first("century", NOON)
-    told.altered("century", 1, YEAR_2100, [1, 2, 3], [1, 2])
-    told.altered("century", 1, NOON + 9_000, [1, 2], [1, 2, 3])
+    log.first("century", NOON)
+    log.altered("century", 1, YEAR_2100, [1, 2, 3], [1, 2])
+    log.altered("century", 1, NOON + 9_000, [1, 2], [1, 2, 3])
     # The master of epoch 2 never opened and is lost again: one outage.
-    told.first("again", NOON)
-    told.elected("again", 2, 2, NOON + HOUR, master_before=1)
-    told.tell("election_failed", NOON + 2 * HOUR, "again", broker_id=2, master_before=2, node="n0",
+    log.first("again", NOON)
+    log.elected("again", 2, 2, NOON + HOUR, master_before=1)
+    log.add("election_failed", NOON + 2 * HOUR, "again", broker_id=2, master_before=2, node="n0",
               master_epoch=3, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
               detected_ms=NOON + 2 * HOUR - 9, proposed_ms=NOON + 2 * HOUR,
               reason="session_closed: nobody lives")  # fmt: skip
-    told.tell("broker_registered", NOON + 3 * HOUR, "again", broker_id=2, master_epoch=3)
-    # An operator has to decide; nothing else is told.
-    told.first("waits", NOON)
-    told.tell("election_blocked", NOON + HOUR, "waits", node="n0", master_epoch=2,
+    log.add("broker_registered", NOON + 3 * HOUR, "again", broker_id=2, master_epoch=3)
+    # An operator has to decide; nothing else is recorded.
+    log.first("waits", NOON)
+    log.add("election_blocked", NOON + HOUR, "waits", node="n0", master_epoch=2,
               reason="no member of the set is left", json={"operator": True})  # fmt: skip
-    told.tell("broker_registered", NOON + 3 * HOUR, "waits", broker_id=2, master_epoch=1)
+    log.add("broker_registered", NOON + 3 * HOUR, "waits", broker_id=2, master_epoch=1)
     # It never had a master.
-    told.tell("election_blocked", NOON, "unborn", node="n0", master_epoch=1, reason="waits")
-    # What the master of epoch 2 told of its opening got lost; it changes its set an hour later.
-    told.first("unheard", NOON)
-    told.elected("unheard", 2, 2, NOON + 1_000, master_before=1)
-    told.altered("unheard", 2, NOON + HOUR, [1, 2, 3], [2, 3])
+    log.add("election_blocked", NOON, "unborn", node="n0", master_epoch=1, reason="waits")
+    # The report of its opening by the master of epoch 2 got lost; it changes its set an hour later.
+    log.first("unheard", NOON)
+    log.elected("unheard", 2, 2, NOON + 1_000, master_before=1)
+    log.altered("unheard", 2, NOON + HOUR, [1, 2, 3], [2, 3])
     # The clock of broker 2 is 10 hours ahead, which is a time zone taken for UTC.
-    told.first("ahead", NOON)
+    log.first("ahead", NOON)
     for epoch in range(2, 8):
         at = NOON + HOUR * epoch
-        told.elected("ahead", epoch, 1 + (epoch + 1) % 2, at, master_before=1 + epoch % 2)
-        told.served("ahead", epoch, 1 + (epoch + 1) % 2, at + 10 * HOUR * ((epoch + 1) % 2))
+        log.elected("ahead", epoch, 1 + (epoch + 1) % 2, at, master_before=1 + epoch % 2)
+        log.served("ahead", epoch, 1 + (epoch + 1) % 2, at + 10 * HOUR * ((epoch + 1) % 2))
     # The clock of controller n1 is an hour behind that of n0.
-    told.first("backwards", NOON)
-    told.elected("backwards", 2, 2, NOON + 2 * HOUR, master_before=1)
-    told.served("backwards", 2, 2, NOON + 2 * HOUR)
-    told.elected("backwards", 3, 1, NOON + HOUR, master_before=2, node="n1")
-    told.served("backwards", 3, 1, NOON + HOUR)
+    log.first("backwards", NOON)
+    log.elected("backwards", 2, 2, NOON + 2 * HOUR, master_before=1)
+    log.served("backwards", 2, 2, NOON + 2 * HOUR)
+    log.elected("backwards", 3, 1, NOON + HOUR, master_before=2, node="n1")
+    log.served("backwards", 3, 1, NOON + HOUR)
     # It hangs right after it was elected: its silence began before that.
-    told.first("hangs", NOON)
-    told.elected("hangs", 2, 2, NOON + 10_000, master_before=1, silent_ms=800,
+    log.first("hangs", NOON)
+    log.elected("hangs", 2, 2, NOON + 10_000, master_before=1, silent_ms=800,
                  reason="session_silent")  # fmt: skip
-    told.served("hangs", 2, 2, NOON + 10_000)
-    told.elected("hangs", 3, 3, NOON + 10_400, master_before=2, silent_ms=800,
+    log.served("hangs", 2, 2, NOON + 10_000)
+    log.elected("hangs", 3, 3, NOON + 10_400, master_before=2, silent_ms=800,
                  reason="session_silent")  # fmt: skip
-    told.served("hangs", 3, 3, NOON + 10_400)
+    log.served("hangs", 3, 3, NOON + 10_400)
     # Three days, and one that ends as the next day begins.
-    told.first("days", NOON)
-    told.elected("days", 2, 2, NOON + 2, master_before=1)
-    told.served("days", 2, 2, NOON, role=DAY, opened=DAY, ack=2 * DAY, waited=2 * DAY)
-    told.elected("days", 3, 1, MIDNIGHT + 2 * DAY - 998, master_before=2)
-    told.served("days", 3, 1, MIDNIGHT + 2 * DAY - 1_000, ack=1_000, waited=1_000)
-    told.altered("days", 3, MIDNIGHT + 3 * DAY - 1, [1, 2, 3], [1, 2])
+    log.first("days", NOON)
+    log.elected("days", 2, 2, NOON + 2, master_before=1)
+    log.served("days", 2, 2, NOON, role=DAY, opened=DAY, ack=2 * DAY, waited=2 * DAY)
+    log.elected("days", 3, 1, MIDNIGHT + 2 * DAY - 998, master_before=2)
+    log.served("days", 3, 1, MIDNIGHT + 2 * DAY - 1_000, ack=1_000, waited=1_000)
+    log.altered("days", 3, MIDNIGHT + 3 * DAY - 1, [1, 2, 3], [1, 2])
     # All brokers were stopped, and stay so.
-    told.first("stopped", NOON)
-    told.tell("election_failed", NOON + HOUR, "stopped", broker_id=1, master_before=1, node="n0",
+    log.first("stopped", NOON)
+    log.add("election_failed", NOON + HOUR, "stopped", broker_id=1, master_before=1, node="n0",
               master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3],
               detected_ms=NOON + HOUR, proposed_ms=NOON + HOUR,
               reason="goodbye: nobody lives")  # fmt: skip
     # The histories begin in epoch 5; see LISTS for the files of these.
-    told.elected("rotated", 5, 2, NOON, master_before=1)
-    told.served("rotated", 5, 2, NOON, log_end=500)
+    log.elected("rotated", 5, 2, NOON, master_before=1)
+    log.served("rotated", 5, 2, NOON, log_end=500)
     for group in ("lacking", "elsewhere", "copied"):
-        told.first(group, NOON, log_end=0)
+        log.first(group, NOON, log_end=0)
         for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300)):
             at = NOON + 1_000 * epoch
-            told.elected(group, epoch, winner, at, master_before=3 - winner, confirm_offset=start)
-            told.served(group, epoch, winner, at, log_end=start)
+            log.elected(group, epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+            log.served(group, epoch, winner, at, log_end=start)
     # The members in another order are the same set; n1 moves a broker from one set to the other.
-    told.first("moved", NOON)
-    told.altered("moved", 1, NOON + 1_000, [1, 2, 3], [3, 1, 2])
-    told.altered("moved", 1, NOON + 2_000, [1, 2, 3], [1, 2])
+    log.first("moved", NOON)
+    log.altered("moved", 1, NOON + 1_000, [1, 2, 3], [3, 1, 2])
+    log.altered("moved", 1, NOON + 2_000, [1, 2, 3], [1, 2])
     # Of a later version, of a strange name, and nothing else.
-    told.tell("moon_phase", NOON, ODD, json={"phase": "full"}, new_field=7)
-    told.elected(ODD, 1, 1, NOON, set_before=[], sync_state_set=[1], reason="no master is known")
+    log.add("moon_phase", NOON, ODD, json={"phase": "full"}, new_field=7)
+    log.elected(ODD, 1, 1, NOON, set_before=[], sync_state_set=[1], reason="no master is known")
     # Another cluster has a group of this name.
-    told.first("shared", NOON)
-    told.elected("shared", 2, 2, NOON + 1_000, master_before=1)
-    told.served("shared", 2, 2, NOON + 1_000)
-    told.elected("shared", 3, 1, NOON + 2_000, master_before=2)
-    told.served("shared", 3, 1, NOON + 2_000)
-    return told.events + of_another_cluster()
+    log.first("shared", NOON)
+    log.elected("shared", 2, 2, NOON + 1_000, master_before=1)
+    log.served("shared", 2, 2, NOON + 1_000)
+    log.elected("shared", 3, 1, NOON + 2_000, master_before=2)
+    log.served("shared", 3, 1, NOON + 2_000)
+    return log.events + of_another_cluster()
 
 
 def of_another_cluster():
-    told = HistoryWriter(OTHER_LOG)
-    told.first("shared", NOON + 500)
-    told.elected("shared", 2, 3, NOON + 1_500, master_before=1)
-    told.served("shared", 2, 3, NOON + 1_500)
-    return told.events
+    log = HistoryWriter(OTHER_LOG)
+    log.first("shared", NOON + 500)
+    log.elected("shared", 2, 3, NOON + 1_500, master_before=1)
+    log.served("shared", 2, 3, NOON + 1_500)
+    return log.events
 
 
 LISTS = {
-    # As told; n lacks the newest, which is no news but for info.
+    # As recorded; n lacks the newest, which is no news but for info.
     ("files", 1): [(1, 0), (2, 100), (3, 200), (4, 300), (5, 400)],
     ("files", 2): [(1, 0), (2, 100), (3, 200), (4, 300)],
     # Epoch 2 starts elsewhere, below what was confirmed; 3 is missing though it has bytes.
     ("files", 3): [(1, 0), (2, 90), (4, 300), (5, 400), (6, 400)],
-    # As they were told.
+    # As they were recorded.
     ("planned", 1): [(1, 0), (2, 64)],
     ("planned", 2): [(1, 0), (2, 64)],
     ("planned", 3): [(1, 0), (2, 64)],
@@ -282,10 +282,10 @@ def stores(folder):
 
 def by_timeline():
     """Groups made by chance, and by a real cluster."""
-    told = HistoryWriter("log-c")
+    log = HistoryWriter("log-c")
     for number in range(CHANCES):
-        by_chance(told, f"chance-{number:02d}", number)
-    return told.events, [event | {"broker_name": "real"} for event in REAL]
+        by_chance(log, f"chance-{number:02d}", number)
+    return log.events, [event | {"broker_name": "real"} for event in REAL]
 
 
 @contextmanager
@@ -312,7 +312,7 @@ def ran(tmp_path_factory):
     every = hand + chances + real
     stores(folder / "stores")
     write(folder / "n0" / "history-n0.jsonl", every, tail=b'{"log":"torn')
-    # n1 tells two events otherwise and one twice, contradicts itself in a log of its own, and has
+    # n1 has two events otherwise and one twice, contradicts itself in a log of its own, and has
     # two lines that are none.
     other = [
         event | {"winner": 9, "broker_id": 3} if event is hand[20]
@@ -381,7 +381,7 @@ def one(rows, **fields):
     return row
 
 
-# The time line does not tell two masters of one epoch, or two clusters, apart.
+# The time line takes two masters of one epoch, or two clusters, for one.
 APART = ("twice", "shared", f"shared ({LOG})")
 
 # --- against the time line ---------------------------------------------------------------------
@@ -537,7 +537,7 @@ def test_masterships_end_with_the_next_one_or_with_a_loss(table):
 
 
 def test_reigns_of_one_group_follow_one_another(table):
-    """Each ends where the next one begins, or its loss; contradicting clocks tell no duration."""
+    """Each ends where the next one begins, or its loss; contradicting clocks give no duration."""
     for group in ("days", "ahead", "backwards", "files", "real"):
         rows = sorted(table("masterships", group), key=lambda row: row["master_epoch"])
         assert len(rows) >= 3
@@ -580,7 +580,7 @@ def test_set_changes_truncations_and_controllers(table):
         ([1, 2, 3], [2, 3], [], 3),
     ]
     assert [r["kind"] for r in rows] == ["elected"] + ["set_altered"] * 4
-    moved = table("set_changes", "moved", "at")  # told in another order it did not change
+    moved = table("set_changes", "moved", "at")  # in another order it is the same set
     assert [r["set_after"] for r in moved] == [[1], [1, 2], [1, 2, 3], [1, 2]]
     cuts = table("truncations", "midnight", "at")
     assert [(r["broker_id"], r["from_offset"], r["to_offset"], r["bytes"]) for r in cuts] == [
@@ -716,9 +716,9 @@ def test_a_history_without_events_is_a_result_too(tmp_path):
     assert (empty.exit_code, json.loads(empty.stdout)["events"]) == (0, 0), empty.stderr
     for name in TABLES:
         assert rows_of(out, name) == [], name
-    told = HistoryWriter()
-    told.first("micros", NOON * 1000)
-    write(tmp_path / "n1" / "history-n1.jsonl", told.events)
+    log = HistoryWriter()
+    log.first("micros", NOON * 1000)
+    write(tmp_path / "n1" / "history-n1.jsonl", log.events)
     odd = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n*", "--overwrite"])
     assert odd.exit_code == 0, odd.stderr
     texts = [each["text"] for each in json.loads(odd.stdout)["first_findings"]]
@@ -726,17 +726,17 @@ def test_a_history_without_events_is_a_result_too(tmp_path):
 
 
 def test_wild_numbers_of_a_broker_stop_nothing(tmp_path):
-    told = HistoryWriter()
-    told.first("wild", NOON)
-    told.tell("controller_leader_changed", NOON, node="n0", proposed_ms=10**17, controller_epoch=1)
-    told.report("truncated", "wild", 1, 2, NOON + 60, fromOffset=1 << 70, toOffset=0)
-    told.report("drained", "wild", 1, 1, NOON + 100, heldMs=1 << 70, drainedOffset=1)
-    told.elected("wild", 2, 2, NOON + 110, master_before=1, reason="planned switch")
-    told.report("drained", "wild", 2, 2, NOON + 200, heldMs=9 * 10**15, drainedOffset=1)
-    told.elected("wild", 3, 1, NOON + 210, master_before=2, reason="planned switch")
-    told.served("wild", 3, 1, NOON + 210, waited=10**16)
-    told.events[-1]["max_offset"] = 1 << 64  # in no column of 64 bits: no event
-    write(tmp_path / "n0" / "history-n0.jsonl", told.events)
+    log = HistoryWriter()
+    log.first("wild", NOON)
+    log.add("controller_leader_changed", NOON, node="n0", proposed_ms=10**17, controller_epoch=1)
+    log.report("truncated", "wild", 1, 2, NOON + 60, fromOffset=1 << 70, toOffset=0)
+    log.report("drained", "wild", 1, 1, NOON + 100, heldMs=1 << 70, drainedOffset=1)
+    log.elected("wild", 2, 2, NOON + 110, master_before=1, reason="planned switch")
+    log.report("drained", "wild", 2, 2, NOON + 200, heldMs=9 * 10**15, drainedOffset=1)
+    log.elected("wild", 3, 1, NOON + 210, master_before=2, reason="planned switch")
+    log.served("wild", 3, 1, NOON + 210, waited=10**16)
+    log.events[-1]["max_offset"] = 1 << 64  # in no column of 64 bits: no event
+    write(tmp_path / "n0" / "history-n0.jsonl", log.events)
     out = str(tmp_path / "out")
     done = CliRunner().invoke(
         main, ["--history", f"{tmp_path}/n0", "--output", out, "--quiet", "--json"]
@@ -802,25 +802,25 @@ def same(here, there, *, without=()):
 def test_the_same_from_parquet(ran, tmp_path):
     """What stream_history writes has no damaged lines, and may come without a controller's name."""
     for name in ("n0", "n1", "n2"):
-        told = open_arrow(f"{ran[2]}/{name}", table="history", mode="PERMISSIVE").read_all()
-        told = told.filter(pc.field("corrupt").is_null())
-        (tmp_path / "told" / f"group={name}").mkdir(parents=True)
+        rows = open_arrow(f"{ran[2]}/{name}", table="history", mode="PERMISSIVE").read_all()
+        rows = rows.filter(pc.field("corrupt").is_null())
+        (tmp_path / "named" / f"group={name}").mkdir(parents=True)
         pq.write_table(
-            told.drop_columns(["corrupt", "file"]), f"{tmp_path}/told/group={name}/x.parquet"
+            rows.drop_columns(["corrupt", "file"]), f"{tmp_path}/named/group={name}/x.parquet"
         )
         (tmp_path / "bare").mkdir(exist_ok=True)
         pq.write_table(
-            told.drop_columns(["corrupt", "file", "controller", "line_offset"]),
+            rows.drop_columns(["corrupt", "file", "controller", "line_offset"]),
             f"{tmp_path}/bare/{name}.parquet",
         )
-    (tmp_path / "told" / "_stream").mkdir()
-    (tmp_path / "told" / "_stream" / "staged.parquet").write_bytes(b"half")
+    (tmp_path / "named" / "_stream").mkdir()
+    (tmp_path / "named" / "_stream" / "staged.parquet").write_bytes(b"half")
     arguments = [
         "--stores", f"{ran[2]}/stores/*", "--stores", str(GOLDEN), "--no-report", "--quiet",
         "--json", "--history-parquet",
     ]  # fmt: skip
     out = f"{tmp_path}/out"
-    assert CliRunner().invoke(main, [*arguments, f"{tmp_path}/told", "--output", out]).exit_code
+    assert CliRunner().invoke(main, [*arguments, f"{tmp_path}/named", "--output", out]).exit_code
     same(out, f"{ran[2]}/out", without=("damaged_lines",))
     bare = CliRunner().invoke(main, [*arguments, f"{tmp_path}/bare", "--output", f"{out}2"])
     summary = json.loads(bare.stdout)

@@ -96,15 +96,15 @@ def test_a_step_that_fails_says_no_time():
 
 
 def test_long_work_has_a_line_now_and_then(monkeypatch):
-    told = threading.Event()
+    reported = threading.Event()
 
     def note(self, text):
         if text.endswith(" s so far"):
-            told.set()
+            reported.set()
 
     def body(job, number):
         with job.progress.step("reading"):
-            assert told.wait(30)
+            assert reported.wait(30)
 
     monkeypatch.setattr(command, "_REPORT_S", 0.001)
     monkeypatch.setattr(command.JobSteps, "line", note)

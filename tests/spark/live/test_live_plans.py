@@ -63,7 +63,7 @@ def test_options_are_read_in_every_documented_form():
 
 
 @pytest.mark.parametrize(
-    ("streaming", "more", "told"),
+    ("streaming", "more", "says"),
     [
         (None, {"startingOffset": "latest"}, "did you mean startingOffsets[?] There are accessKey"),
         (None, {"nameServers": ""}, "no nameServers"),
@@ -95,8 +95,8 @@ def test_options_are_read_in_every_documented_form():
         (None, {"consumerGroup": "a b"}, "consumerGroup='a b'"),
     ],
 )
-def test_wrong_options_are_refused_with_what_is_allowed(streaming, more, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_options_are_refused_with_what_is_allowed(streaming, more, says):
+    with pytest.raises(ValueError, match=says):
         options(streaming, **more)
 
 
@@ -157,9 +157,9 @@ def test_what_a_queue_lacks_of_a_range_is_told():
     assert loss_of(QueueRange(queue(0), 5, 10), 5, 9).why == ENDS_BELOW
     short = loss_of(QueueRange(queue(3), 12, 12), 5, 9)
     assert short.why == ENDS_BELOW
-    told = str(short.error())
+    says = str(short.error())
     for part in ("topic T", "broker b", "queue 3", "[12, 12)", "[5, 9)", "failOnDataLoss=false"):
-        assert part in told
+        assert part in says
 
 
 def test_ranges_between_offsets_with_new_and_remade_queues():
@@ -205,7 +205,7 @@ def test_what_can_be_written_is_checked():
     assert sink.send_timeout_ms == 5000
     check_columns({"body": "string", "keys": "string", "properties": "map<string,string>"}, sink)
     nowhere = SinkOptions.from_mapping({"nameServers": "a:1"})
-    for columns, given, told in (
+    for columns, given, says in (
         ({"value": "string"}, sink, "no column body among value"),
         ({"body": "string"}, nowhere, "no topic"),
         ({"body": "string", "colour": "string"}, sink, "column colour cannot be sent"),
@@ -213,15 +213,15 @@ def test_what_can_be_written_is_checked():
         ({"body": "binary", "queue_id": "int", "sharding_key": "string"}, sink, "both choose"),
         ({"body": "binary", "broker": "string"}, sink, "column queue_id, which is missing"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=says):
             check_columns(columns, given)
-    for wrong, told in (
+    for wrong, says in (
         ({"ackReports": "x"}, "ackreports for writing, did you mean ackReport[?] There are access"),
         ({"topic": "T,U"}, "name one"),
         ({"table": "messages"}, "only topics are written"),
         ({"batchBytes": "4194305"}, "batchBytes=4194305: a broker takes no more than 4194304"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=says):
             SinkOptions.from_mapping({"nameServers": "a:1", **wrong})
 
 
@@ -230,12 +230,12 @@ def test_wrong_use_is_refused_before_anything_is_asked():
     schema = live.schema()
     assert schema.names == ["body"]
     assert live.reader(schema) and live.streamReader(schema)
-    for source, told in (
+    for source, says in (
         (BatonmqSource({**GIVEN, "startOffsets": "latest"}), "unknown option startoffsets"),
         (BatonmqSource({**GIVEN, "columns": "store"}), "table topic has no store"),
         (BatonmqSource({**GIVEN, "maxOffsetsPerTrigger": "5"}), "give none; the option columns"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=says):
             source.reader(schema)
     limited = BatonmqSource({**GIVEN, "columns": "body", "maxOffsetsPerTrigger": "5"})
     with pytest.raises(ValueError, match="streams only"):

@@ -127,7 +127,7 @@ def test_a_range_that_does_not_come_fails_the_read(read):
 
 
 @pytest.mark.parametrize(
-    ("queue", "begin", "told", "left"),
+    ("queue", "begin", "says", "left"),
     [
         (Queue(low=30), 0, r"\[0, 90\), available are \[30, 100\): the messages", range(30, 90)),
         (Queue(high=49), 60, r"\[60, 90\), available are \[0, 49\): the queue ends", range(0)),
@@ -139,8 +139,8 @@ def test_a_range_that_does_not_come_fails_the_read(read):
         ),
     ],
 )
-def test_what_is_lost_fails_the_read_or_is_passed_over(read, queue, begin, told, left):
-    with pytest.raises(DataLossError, match=told):
+def test_what_is_lost_fails_the_read_or_is_passed_over(read, queue, begin, says, left):
+    with pytest.raises(DataLossError, match=says):
         read(queue, begin, 90)
     assert flat(read(queue, begin, 90, fail=False)) == list(left)
 
@@ -158,7 +158,7 @@ def test_a_tag_leaves_gaps_that_are_no_loss(read):
 def test_records_without_a_property_crc_are_whole_whatever_their_properties_end_in(
     read, properties
 ):
-    """A Java broker appends none unless told to; ten digits at the end look like half of one."""
+    """A Java broker appends none by default; ten digits at the end look like half of one."""
     queue = Queue(append_prop_crc=False, properties=properties)
     assert flat(read(queue, 0, 100)) == list(range(100))
 

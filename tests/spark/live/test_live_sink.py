@@ -239,8 +239,8 @@ def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     writer.commit(sent, 7)
     (file,) = tmp_path.iterdir()
     assert file.name == "_committed-job-7.json"
-    told = {"job": "job", "batch": 7, "messages": 7, "partitions": {"0": 3, "1": 4}}
-    assert json.loads(file.read_text()) == told
+    written = {"job": "job", "batch": 7, "messages": 7, "partitions": {"0": 3, "1": 4}}
+    assert json.loads(file.read_text()) == written
 
     def full(_):
         raise OSError("no space left")
@@ -249,7 +249,7 @@ def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         writer.commit(sent, 8)
     assert not (tmp_path / "_committed-job-8.json").exists()
-    assert json.loads(file.read_text()) == told
+    assert json.loads(file.read_text()) == written
 
 
 def test_large_properties_count_as_well(monkeypatch):
@@ -273,7 +273,7 @@ def test_large_properties_count_as_well(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "says"),
     [
         ({"body": b"x" * (4 << 20 | 1)}, "the message body has 4194305 bytes, at most 4194304"),
         ({"body": b"x", "properties": [("a", "b\x01c")]}, "holds a separator"),
@@ -281,7 +281,7 @@ def test_large_properties_count_as_well(monkeypatch):
         ({"body": b"x", "topic": "a b"}, "topic"),
     ],
 )
-def test_the_row_that_cannot_be_sent_is_named(values, told):
+def test_the_row_that_cannot_be_sent_is_named(values, says):
     """And not the fifty that go in one request with it."""
     rows = [row_of(n, "job-0-0-", {"body": b"%d" % n}, values.get("topic", "T")) for n in range(5)]
     rows[3] = row_of(3, "job-0-0-", values, "T")
@@ -294,7 +294,7 @@ def test_the_row_that_cannot_be_sent_is_named(values, told):
         finally:
             await sender.close()
 
-    with pytest.raises(SinkError, match=rf"^row 3 of their partition .*: .*{told}"):
+    with pytest.raises(SinkError, match=rf"^row 3 of their partition .*: .*{says}"):
         asyncio.run(run())
 
 

@@ -82,9 +82,9 @@ def test_a_stream_begins_where_it_is_told():
     assert ends(StreamPlan(Read(cluster)).initial()) == {0: 9, 1: 0}
     early = StreamPlan(Read(cluster, startingOffsets="earliest"))
     assert ends(early.initial()) == {0: 5, 1: 0}
-    for offset, told in ((4, r"available are \[5, 9\): the messages before"), (10, "ends below")):
+    for offset, says in ((4, r"available are \[5, 9\): the messages before"), (10, "ends below")):
         given = {"startingOffsets": json.dumps({"T": {"b": {"0": offset}}})}
-        with pytest.raises(DataLossError, match=told):
+        with pytest.raises(DataLossError, match=says):
             StreamPlan(Read(cluster, **given)).initial()
         loose = StreamPlan(Read(cluster, failOnDataLoss="false", **given))
         assert ends(loose.initial())[0] == (5 if offset == 4 else 9)
@@ -143,8 +143,8 @@ def test_a_new_queue_whose_first_messages_have_expired_is_a_loss_that_says_so(ca
     cluster = Cluster({QUEUES[0]: (0, 10)})
     start = StreamPlan(Read(cluster)).initial()
     cluster.held[QUEUES[1]] = (4, 9)
-    told = r"queue 1: requested offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
-    with pytest.raises(DataLossError, match=told):
+    says = r"queue 1: requested offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
+    with pytest.raises(DataLossError, match=says):
         StreamPlan(Read(cluster)).next_end(start, 0)
     loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
     assert ends(loose.next_end(start, 0)) == {0: 10, 1: 9}
@@ -194,8 +194,8 @@ def test_a_group_of_the_checkpoint_that_no_name_server_names_is_waited_for():
     cluster.back = {"c": cluster.asked + 5}
     assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 7}
     cluster, start, plan = two_groups(operationTimeout="1ms")
-    told = "broker group c: the checkpoint has offsets of it, and no name server has it"
-    with pytest.raises(ClusterError, match=told):
+    says = "broker group c: the checkpoint has offsets of it, and no name server has it"
+    with pytest.raises(ClusterError, match=says):
         plan.next_end(start, 0)
 
 

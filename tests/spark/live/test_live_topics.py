@@ -239,8 +239,8 @@ def test_the_sink_loses_nothing_when_the_master_dies(session, live_cluster, tmp_
     live_cluster.wait_in_sync(3)
     acks = acks_in(folder)
     assert len({ack["msg_id"][:16] for ack in acks}) == 2, "two masters have acknowledged"
-    (told,) = [json.loads(p.read_text()) for p in folder.glob("_committed-*.json")]
-    assert told["messages"] == len(acks) == len({a["unique_key"] for a in acks}) == count
+    (committed,) = [json.loads(p.read_text()) for p in folder.glob("_committed-*.json")]
+    assert committed["messages"] == len(acks) == len({a["unique_key"] for a in acks}) == count
     found = rows(
         live_cluster, "Sink", columns="queue_id,queue_offset,unique_key,keys,body,properties"
     )
@@ -300,8 +300,8 @@ def test_lost_offsets_fail_the_read_or_are_passed_over(live_cluster):
     make_topic(live_cluster, "Lost", queues=1)
     sent = send(live_cluster, "Lost", range(60), queues=1)
     beyond = {"endingOffsets": '{"Lost": {"broker-a": {"0": 99}}}'}
-    told = r"topic Lost, broker broker-a, queue 0: requested offsets \[0, 99\), available are"
-    with pytest.raises(DataLossError, match=told + r" \[0, 60\)"):
+    says = r"topic Lost, broker broker-a, queue 0: requested offsets \[0, 99\), available are"
+    with pytest.raises(DataLossError, match=says + r" \[0, 60\)"):
         rows(live_cluster, "Lost", **beyond)
     assert places(rows(live_cluster, "Lost", failOnDataLoss="false", **beyond)) == sent
 

@@ -172,10 +172,10 @@ def test_an_incident_says_its_numbers(browser, incident):
 def test_a_story_tells_each_step(browser, incident):
     browser.show(incident)
     browser.run("document.querySelectorAll('#failovers td.link a')[1].click()")
-    told = browser.run(
+    opened = browser.run(
         "return [...document.querySelectorAll('#stories details[open]')].map((d) => d.innerText)"
     )
-    (story,) = told
+    (story,) = opened
     assert "broker-a: failover, broker 1 → 2, epoch 2, 480 ms without writes" in story
     assert "2026-11-21 10:10:00.480 first acknowledgement, 120 ms after the step before" in story
     assert (

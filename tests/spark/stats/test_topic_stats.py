@@ -122,7 +122,7 @@ def test_both_engines_give_one_answer(stores, tmp_path, session):
     at = datetime(2026, 11, 21, 13, 2, tzinfo=UTC)
     request = StatsRequest((stores, str(tmp_path / "odd*")), (), 60_000, "FAILFAST", at)
     sources = one_per_group(request.stores)
-    told = {}
+    answers = {}
     for engine in (DuckEngine(), SparkEngine(session)):
         results = Results(str(tmp_path / type(engine).__name__), TABLES)
         with engine:
@@ -130,14 +130,14 @@ def test_both_engines_give_one_answer(stores, tmp_path, session):
             del summary["generated_at"]
             page = stats_page(engine, summary)
         tables = {each: pq.read_table(results.table(each).place) for each in TABLES}
-        told[type(engine)] = summary, page, {
+        answers[type(engine)] = summary, page, {
             name: (
                 {column: table.schema.field(column).type for column in table.column_names},
                 sorted(str(sorted(row.items())) for row in table.to_pylist()),
             )
             for name, table in tables.items()
         }  # fmt: skip
-    (summary, page, mine), (others, their_page, theirs) = told.values()
+    (summary, page, mine), (others, their_page, theirs) = answers.values()
     assert summary == others and page == their_page
     for table in TABLES:
         assert mine[table] == theirs[table] and mine[table][1], table

@@ -20,10 +20,10 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     session, tmp_path, monkeypatch
 ):
     """Neither the error, the plan nor the checkpoint shows the secret of the options."""
-    told, stopping = [], threading.Event()
+    lines, stopping = [], threading.Event()
 
     def tell(line):
-        told.append(line)
+        lines.append(line)
         stopping.set()
 
     with socket.create_server(("127.0.0.1", 0)) as reserved:
@@ -37,10 +37,10 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     monkeypatch.setattr(stream, "_source", lambda: source)
     with pytest.raises(StreamingQueryException, match="ClusterError") as failed:
         stream.run(session, stopping)
-    assert told == []
+    assert lines == []
     stream.counts.batches = 1
     stream.run(session, stopping)
-    (line,) = told
+    (line,) = lines
     assert unreachable in line and line.endswith("next attempt in 5 s")
     shown = session.readStream.format("batonmq").options(**source).load()
     plans = shown._jdf.queryExecution().toString()

@@ -140,15 +140,15 @@ OUTAGE = (
 
 @pytest.fixture
 def queries(tmp_path, monkeypatch):
-    """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
-    told = []
-    made = HistoryStream(ParquetTable(str(tmp_path / "out")), PLAN, told.append)
+    """Runs of queries, one after the other; the lines; the stream. Pauses are passed over."""
+    lines = []
+    made = HistoryStream(ParquetTable(str(tmp_path / "out")), PLAN, lines.append)
     monkeypatch.setattr("batonmq.spark.topic_table.table_stream.PAUSE_S", 0.001)
 
     def of(*runs):
         left = list(runs)
         monkeypatch.setattr(made, "_start", lambda session: left.pop(0))
-        return made, told, left
+        return made, lines, left
 
     return of
 
@@ -156,22 +156,22 @@ def queries(tmp_path, monkeypatch):
 def test_an_outage_of_the_cluster_is_a_pause(queries):
     untraced = f"[SOURCE] Failed when Python streaming data source perform latestOffset: {OUTAGE}"
     down = [Query(error=failed(text)) for text in (OUTAGE, OUTAGE, untraced)]
-    stream, told, left = queries(*down, Query(looks=2))
+    stream, lines, left = queries(*down, Query(looks=2))
     stream.counts.batches = 1
     stream.run(None, threading.Event())
     assert left == []
-    assert told == ["no controller answers (tried for 20 ms: option x); next attempt in 0 s"] * 3
+    assert lines == ["no controller answers (tried for 20 ms: option x); next attempt in 0 s"] * 3
     assert all(query.stopped_in_batch is False for query in down)
 
 
 def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
-    stream, told, _ = queries(Query(error=failed(OUTAGE)))
+    stream, lines, _ = queries(Query(error=failed(OUTAGE)))
     stream.counts.batches = 1
     monkeypatch.setattr("batonmq.spark.topic_table.table_stream.PAUSE_S", 3600)
     stopping = threading.Event()
-    monkeypatch.setattr(stream, "_report", lambda line: (told.append(line), stopping.set()))
+    monkeypatch.setattr(stream, "_report", lambda line: (lines.append(line), stopping.set()))
     stream.run(None, stopping)
-    assert len(told) == 1
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("trigger", [None, "10 seconds"])
@@ -204,11 +204,11 @@ BUSY = "\n[STREAM_FAILED] terminated with exception: Python worker failed to con
 @pytest.mark.parametrize("trigger", [None, "10 seconds"])
 def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
     """Also before the first batch: it says nothing about the cluster."""
-    stream, told, left = queries(*(Query(error=failed(BUSY)) for _ in range(5)), Query(looks=1))
+    stream, lines, left = queries(*(Query(error=failed(BUSY)) for _ in range(5)), Query(looks=1))
     stream._plan = replace(PLAN, trigger=trigger)
     stream.run(None, threading.Event())
-    assert left == [] and told == ["no Python process within 10 s; next attempt in 0 s"] * 5
-    stream, told, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
+    assert left == [] and lines == ["no Python process within 10 s; next attempt in 0 s"] * 5
+    stream, lines, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
     with pytest.raises(StreamingQueryException, match="connect back"):
         stream.run(None, threading.Event())
 
@@ -228,47 +228,54 @@ class Batch:
 
 @pytest.fixture
 def taking(tmp_path):
-    """(stream, what it told)."""
-    told = []
+    """(stream, its lines)."""
+    lines = []
     table = ParquetTable(str(tmp_path / "out"))
     table.open()
-    yield HistoryStream(table, PLAN, told.append), told
+    yield HistoryStream(table, PLAN, lines.append), lines
     table.close()
 
 
 def test_the_table_has_the_events_and_the_failovers_follow_it(taking, tmp_path):
-    stream, told = taking
-    stream._on_commit = lambda: told.append(
-        write_failovers(str(tmp_path / "out"), str(tmp_path / "told"))
+    stream, lines = taking
+    stream._on_commit = lambda: lines.append(
+        write_failovers(str(tmp_path / "out"), str(tmp_path / "failovers"))
     )
     stream._take(Batch(21, 20), 0)
     rows = pq.read_table(tmp_path / "out").to_pylist()
     assert [(row["raft_index"], row["log"]) for row in rows] == [(20, "a"), (21, "a")]
     assert {(row["group"], str(row["day"])) for row in rows} == {(None, "2026-11-18")}
-    assert told[-1] is None and told[-2].startswith("2 events; 2 in all")
+    assert lines[-1] is None and lines[-2].startswith("2 events; 2 in all")
     for batch, events in ((1, 3), (1, 3)):
         stream._take(Batch(22), batch)
-        summary = json.loads((tmp_path / "told" / "summary.json").read_text())
+        summary = json.loads((tmp_path / "failovers" / "summary.json").read_text())
         assert summary["events"] == events
-    assert told.count(None) == 2  # nothing was new in the last one
+    assert lines.count(None) == 2  # nothing was new in the last one
 
 
 def test_what_the_table_has_is_passed_over_in_each_log(taking):
     """A batch comes again after a crash; a new checkpoint begins with the oldest event."""
-    stream, told = taking
+    stream, lines = taking
     stream._take(Batch(7, 9), 0)
     stream._take(Batch(1, log="0"), 1)
     stream._take(Batch(5, 7, 9, 12), 0)
     stream._take(Batch(1, 2, log="0"), 1)
     assert stream._table.state().read == {"a": (12, 0), "0": (2, 0)}
     assert (stream.counts.events, stream.counts.repeats) == (5, 4)
-    assert told[-1].startswith("1 events, 1 repeats; 5 in all")
+    assert lines[-1].startswith("1 events, 1 repeats; 5 in all")
 
 
 def test_failovers_inside_the_table_are_refused(tmp_path):
     """A reader of the table's folder would find them, too."""
     folder = str(tmp_path / "out")
-    given = ["--controllers", "h:1", "--output", folder, "--failovers", f"file://{folder}/told"]
+    given = [
+        "--controllers",
+        "h:1",
+        "--output",
+        folder,
+        "--failovers",
+        f"file://{folder}/failovers",
+    ]
     done = CliRunner().invoke(stream_history.main, given)
     assert done.exit_code == 2 and "it lies in --output, whose readers" in done.stderr
 

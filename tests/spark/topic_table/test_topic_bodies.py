@@ -89,9 +89,9 @@ def test_avro_records_of_two_schemas_come_into_the_newest_columns():
     first, second, cut, long, strange = made(
         bodies, plain, single_object(V1, ORDER), plain[:-3], plain + b"x", b"\xc3\x01" + b"?" * 9
     )
-    told = {"key": str(UUID(int=5)), "open": "09:30:00", "extra": [("x", 1.5)]}
-    assert second == ORDER | told | {"coupon": None}
-    assert first | {"next": None} == ORDER | told | {"coupon": "c"}
+    plain_values = {"key": str(UUID(int=5)), "open": "09:30:00", "extra": [("x", 1.5)]}
+    assert second == ORDER | plain_values | {"coupon": None}
+    assert first | {"next": None} == ORDER | plain_values | {"coupon": "c"}
     assert json.loads(first["next"])["id"] == 8
     assert cut["_error"] and cut["_body"] == plain[:-3] and cut["id"] is None
     assert long["_error"] == "1 bytes follow the record"
@@ -196,7 +196,7 @@ def test_a_json_schema_gives_columns():
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "told"),
+    ("kind", "value", "expected"),
     [
         (pa.int32(), 2**31 - 1, 2**31 - 1),
         (pa.int32(), 2**31, Misfit),
@@ -224,11 +224,11 @@ def test_a_json_schema_gives_columns():
         (pa.map_(pa.string(), pa.int64()), {"a": 1}, [("a", 1)]),
     ],
 )
-def test_a_column_takes_what_it_can_hold_and_nothing_else(kind, value, told):
+def test_a_column_takes_what_it_can_hold_and_nothing_else(kind, value, expected):
     fit = fitting(kind)
-    if told is Misfit:
+    if expected is Misfit:
         with pytest.raises(Misfit):
             fit(value, [])
     else:
-        assert fit(value, []) == told
-        assert pa.array([told], kind).type == kind
+        assert fit(value, []) == expected
+        assert pa.array([expected], kind).type == kind

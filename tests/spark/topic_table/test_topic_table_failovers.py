@@ -138,8 +138,8 @@ def test_failovers_and_a_driver_that_dies_lose_and_double_nothing(session, clust
         if row["_error"]:
             assert row["_body"] == body == b"broken {"
         else:
-            told = {n: v for n, v in row.items() if not n.startswith("_") and v is not None}
-            assert told == json.loads(body)
+            fields = {n: v for n, v in row.items() if not n.startswith("_") and v is not None}
+            assert fields == json.loads(body)
     for queue in range(QUEUES):
         offsets = [offset for at, offset in found if at == queue]
         assert sorted(offsets) == list(range(len(offsets)))
@@ -158,21 +158,21 @@ def audit(cluster, table, *more):
 def test_a_table_is_proven_against_the_log_and_planted_defects_are_named(cluster, runs):
     """A row missing, one twice, one changed."""
     place = runs.folder / "t"
-    code, told = audit(cluster, place)
-    assert code == 0, told["first"]
+    code, summary = audit(cluster, place)
+    assert code == 0, summary["first"]
     rows = runs.rows()
-    assert told["table"]["compared"] == told["table"]["rows"] == len(rows)
-    assert told["table"]["unseen"] == told["table"]["behind"] == 0
+    assert summary["table"]["compared"] == summary["table"]["rows"] == len(rows)
+    assert summary["table"]["unseen"] == summary["table"]["behind"] == 0
     table = deltalake.DeltaTable(str(place))
     last = max(row["_queue_offset"] for row in rows if row["_queue_id"] == 1)
     table.delete(f"_queue_id = 1 AND _queue_offset = {last}")
     table.update({"note": "'forged'"}, predicate="_queue_id = 0 AND _queue_offset = 7")
     some = table.to_pyarrow_table(filters=[("_queue_id", "=", 2), ("_queue_offset", "=", 3)])
     deltalake.write_deltalake(str(place), some, mode="append")
-    code, told = audit(cluster, place)
+    code, summary = audit(cluster, place)
     assert code == 1
     # A send that was tried again at a failover may be in the log twice: not the table's defect.
-    of_table = [each for each in told["first"] if each["kind"].startswith("table_")]
+    of_table = [each for each in summary["first"] if each["kind"].startswith("table_")]
     found = {(f["kind"], f["queue_id"], f["queue_offset"]): f["detail"] for f in of_table}
     assert set(found) == {
         ("table_missing", 1, last),
@@ -181,7 +181,7 @@ def test_a_table_is_proven_against_the_log_and_planted_defects_are_named(cluster
     }
     assert found["table_changed", 0, 7].startswith("note is forged, in the log xxx")
     assert found["table_doubled", 2, 3] == "2 rows are of this message, alike"
-    assert told["findings"]["critical"] == 3
+    assert summary["findings"]["critical"] == 3
 
 
 def test_the_call_of_the_page_and_an_iceberg_table_have_the_same_rows(session, cluster, tmp_path):

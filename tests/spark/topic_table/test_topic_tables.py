@@ -441,8 +441,8 @@ def test_rows_of_one_hour_share_a_file_and_so_do_those_without_a_time(tmp_path):
     schema = pa.schema([TOPIC.field(name) for name in (*MESSAGE.values(), "body")])
     plan = RowPlan(Bodies("raw"), pa.schema([("body", pa.binary())]))
     messages = iter([pa.RecordBatch.from_pylist(rows, schema)])
-    (told,) = files.write(files.FilePlan(plan, str(tmp_path), "", "hour"), messages)
-    report = msgspec.json.decode(told["report"][0].as_py(), type=files.TaskReport)
+    (row,) = files.write(files.FilePlan(plan, str(tmp_path), "", "hour"), messages)
+    report = msgspec.json.decode(row["report"][0].as_py(), type=files.TaskReport)
     found = {(each.part["_day"], each.part["_hour"]): each for each in report.files}
     assert found.keys() == {("2026-11-28", "9"), ("2026-11-28", "10"), (None, None)}
     stats = json.loads(found["2026-11-28", "9"].stats)
