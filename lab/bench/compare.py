@@ -29,7 +29,15 @@ from lab.bench import (
     part_start,
 )
 from lab.bench.report import ReportRow, table
-from lab.bench.run import SIDES, BenchPart, BenchRun, machine_facts, names_among, progress
+from lab.bench.run import (
+    SIDES,
+    BenchPart,
+    BenchRun,
+    folder_there,
+    machine_facts,
+    names_among,
+    progress,
+)
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
 
@@ -152,7 +160,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sides", type=names_among(SIDES), default=SIDES, metavar=",".join(SIDES))
     parser.add_argument("--quick", action="store_true", help="short: shows that it works, no more")
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are put"
+        "--folder", type=folder_there, default=tempfile.gettempdir(), help="where stores are put"
     )
     options = parser.parse_args(argv)
     if options.rounds is None:

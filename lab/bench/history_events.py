@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lab.bench.cpu import TreeSampler
+from lab.bench.run import folder_there
 from tests.spark.history.history_writer import HistoryWriter, by_chance
 
 MIB = 1 << 20
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--controllers", type=int, default=1)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--driver-memory", default="1g")
-    parser.add_argument("--folder", help="for the files; default: a temporary one")
+    parser.add_argument("--folder", type=folder_there, help="for the files; default: temporary")
     parser.add_argument("--steps", action="store_true", help="print how long each step took")
     asked = parser.parse_args()
     print("  events  input MiB  wall s  cpu s  events/s  peak MiB  JVM MiB  failovers")

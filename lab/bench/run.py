@@ -42,6 +42,13 @@ def names_among(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def folder_there(text: str) -> Path:
+    """The type of an option that names a folder."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a folder that is there")
+    return Path(text)
+
+
 @dataclass(slots=True)
 class BenchRun:
     """One run of the bench. `quick` shortens everything: it shows that the bench works, no more."""

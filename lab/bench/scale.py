@@ -24,7 +24,7 @@ from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.load_loop import IN_FLIGHT, Phase, SendTarget, write
 from lab.bench.pinger import pinging
 from lab.bench.report import number
-from lab.bench.run import machine_facts, names_among, progress
+from lab.bench.run import folder_there, machine_facts, names_among, progress
 from lab.bench.scale_groups import members
 from lab.bench.scale_store import behind_memory
 from lab.cluster.connection import BlockingConnection
@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--only", type=names_among(SWEEPS), default=tuple(SWEEPS), metavar=names)
     parser.add_argument("--quick", action="store_true", help="small sizes, short loads")
     parser.add_argument("--gigabytes", type=float, nargs="+", help="sizes of the backlog")
-    parser.add_argument("--folder", type=Path, help="for the clusters; default: a temporary one")
+    parser.add_argument("--folder", type=folder_there, help="for the clusters; default: temporary")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     if options.gigabytes:

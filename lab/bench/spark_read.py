@@ -37,6 +37,7 @@ from batonmq.protocol.records.codec import NewMessage, decode_record, encode_bla
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from lab.bench.cpu import cpu_of_tree
+from lab.bench.run import folder_there
 
 FILE_BYTES = 1 << 30
 PART_BYTES = 128 << 20
@@ -231,7 +232,7 @@ def main() -> int:
     parser.add_argument("--plain-mib", type=int, default=64)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
-    parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
+    parser.add_argument("--folder", type=folder_there, help="for the files; default: temporary")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="batonmq-spark-") as name:
         folder, size_bytes = Path(name), int(args.gib * (1 << 30))

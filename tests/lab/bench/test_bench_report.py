@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
+from lab.bench import compare, history_events, scale
 from lab.bench.report import Mark, ReportRow, number, spread, table
 from lab.bench.scale import sweep_table
 
@@ -81,3 +86,18 @@ def test_a_sweep_shows_each_measure_that_it_has_by_size() -> None:
         "| sends/s, acknowledged by both replicas | 4,000 | 2,000 |",
         "| longest wait of a light request meanwhile, ms | 2 |  |",
     ]
+
+
+@pytest.mark.parametrize("bench", [compare, history_events, scale])
+def test_a_folder_that_is_missing_is_named_before_anything_runs(
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = str(tmp_path / "missing")
+    monkeypatch.setattr(sys, "argv", ["bench", "--folder", place])
+    with pytest.raises(SystemExit):
+        bench.main()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(f"argument --folder: {place!r} must be a folder that is there")
