@@ -105,30 +105,23 @@ class LogFiles:
         return str(self.root)
 
 
+_AS_DECODED = (
+    "topic", "queue_id", "queue_offset", "physical_offset", "sys_flag", "flag", "body_crc",
+    "born_host", "store_host", "reconsume_times", "prepared_transaction_offset", "properties",
+    "body",
+)  # fmt: skip
+
+
 def plain_row(data, at):
     """A message as the table has it, by the broker's own decoder; no epoch, no store."""
     got = decode_record(data, at)
-    properties = got.properties
+    keys = {"keys": "KEYS", "tags": "TAGS", "unique_key": "UNIQ_KEY"}
     return {
-        "topic": got.topic,
-        "queue_id": got.queue_id,
-        "queue_offset": got.queue_offset,
-        "physical_offset": got.physical_offset,
+        **{name: getattr(got, name) for name in _AS_DECODED},
+        **{column: got.properties.get(name) for column, name in keys.items()},
         "size": got.store_size,
-        "sys_flag": got.sys_flag,
-        "flag": got.flag,
-        "body_crc": got.body_crc,
         "born_at": _time_or_none(got.born_timestamp),
         "store_at": _time_or_none(got.store_timestamp),
-        "born_host": got.born_host,
-        "store_host": got.store_host,
-        "reconsume_times": got.reconsume_times,
-        "prepared_transaction_offset": got.prepared_transaction_offset,
-        "keys": properties.get("KEYS"),
-        "tags": properties.get("TAGS"),
-        "unique_key": properties.get("UNIQ_KEY"),
-        "properties": properties,
-        "body": got.body,
     }
 
 

@@ -40,34 +40,15 @@ def event(index, **fields):
 EVENTS = [
     event(1),
     event(
-        2,
-        part=3,
-        kind=EventKind.SET_ALTERED,
-        broker_name="broker-ä",
-        broker_id=2,
-        incarnation="i",
-        address="127.0.0.1:1",
-        master_epoch=4,
-        sync_state_set_epoch=5,
-        controller_epoch=6,
-        node="n0",
-        node_before="n1",
-        master_before=1,
-        set_before=(1, 2),
-        sync_state_set=(2,),
-        max_offset=0,
-        confirm_offset=2**40,
-        unclean=True,
-        reason="shrink",
-        detected_ms=17,
-        silent_ms=0,
-        proposed_ms=18,
-        started_ms=19,
-        leader_seen_ms=20,
+        2, part=3, kind=EventKind.SET_ALTERED, broker_name="broker-ä", broker_id=2,
+        incarnation="i", address="127.0.0.1:1", master_epoch=4, sync_state_set_epoch=5,
+        controller_epoch=6, node="n0", node_before="n1", master_before=1, set_before=(1, 2),
+        sync_state_set=(2,), max_offset=0, confirm_offset=2**40, unclean=True, reason="shrink",
+        detected_ms=17, silent_ms=0, proposed_ms=18, started_ms=19, leader_seen_ms=20,
         json='{"a":"\\n"}',
     ),
     event(3, kind=EventKind.FIRST_ACK, sync_state_set=()),
-]
+]  # fmt: skip
 
 
 def expected(event):

@@ -8,7 +8,6 @@ from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
     counts,
-    epochs_text,
     fields,
     findings,
     key,
@@ -46,9 +45,7 @@ def test_a_later_epoch_that_begins_below_what_others_confirm(replicas, whole_log
     cut = replicas.offsets[40]
     cut_log(replicas.roots[0], cut)
     replicas.confirm(1, cut)
-    (replicas.roots[0] / "epochFileCheckpoint").write_text(
-        epochs_text((3, 0), (4, replicas.offsets[30]), (5, cut))
-    )
+    replicas.begin_epoch(5, cut, 1)
     rows = scan(replicas.paths, whole_logs=whole_logs)
     (found,) = grave([row for row in rows if row["part"] == "finding"])
     assert brief([found]) == [("critical", "missing", ["broker-a#1"], cut)]
@@ -69,10 +66,7 @@ def test_messages_of_an_old_master_that_its_successors_passed_over(replicas):
         for who in (2, 3):
             replicas.write(who, position, raw)
         position += len(raw)
-    for root in replicas.roots[1:]:
-        (root / "epochFileCheckpoint").write_text(
-            epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
-        )
+    replicas.begin_epoch(5, at, 2, 3)
     rows = scan(replicas.paths, whole_logs=True)
     found = {
         row["unique_key"]: (row["amount"], row["have"], row["lack"])
@@ -93,9 +87,7 @@ def test_a_tail_behind_a_later_epoch_that_has_no_message_yet(replicas):
         replicas.confirm(number, at)
     for root in replicas.roots[1:]:
         cut_log(root, at)
-        (root / "epochFileCheckpoint").write_text(
-            epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
-        )
+    replicas.begin_epoch(5, at, 2, 3)
     rows = scan(replicas.paths, whole_logs=True)
     current = {r["unique_key"]: r["amount"] for r in rows if r["part"] == "message"}
     assert current[key(57)] == 1 and (current[key(58)], current[key(59)]) == (0, 0)
@@ -169,10 +161,7 @@ def test_the_epoch_of_a_finding_is_that_of_the_replicas_that_hold_the_message(re
     at = replicas.offsets[58]
     raw = message(at, **{**fields(58), "properties": fields(158)["properties"]})
     replicas.write(3, at, raw)
-    for root in replicas.roots[:2]:
-        (root / "epochFileCheckpoint").write_text(
-            epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
-        )
+    replicas.begin_epoch(5, at, 1, 2)
     rows = scan(replicas.paths)
     found = {
         (row["kind"], row["unique_key"]): (row["epoch"], row["detail"])

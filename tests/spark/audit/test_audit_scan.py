@@ -30,8 +30,12 @@ from tests.spark.audit.replica_files import (
 from tests.spark.log_files import LogFiles, message
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
-# Small enough that a file has several ranges and a range several stretches.
-SMALL = [{}, {"split_bytes": 1500, "batch_bytes": 700}]
+
+
+@pytest.fixture(params=[{}, {"split_bytes": 1500, "batch_bytes": 700}])
+def options(request):
+    """The second ones are so small that a file has several ranges and a range several stretches."""
+    return request.param
 
 
 @pytest.fixture
@@ -47,7 +51,6 @@ def brief(found):
     ]
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_equal_replicas_are_clean(replicas, options):
     assert len(list((replicas.roots[0] / "commitlog").iterdir())) > 1
     rows = scan(replicas.paths, **options)
@@ -60,7 +63,6 @@ def test_equal_replicas_are_clean(replicas, options):
     assert counts(replicas.paths, **options) == (60, 60)
 
 
-@pytest.mark.parametrize("options", SMALL)
 @pytest.mark.parametrize(
     ("number", "at", "field", "name"),
     [
@@ -85,7 +87,6 @@ def test_a_flipped_byte_is_named_with_its_message(replicas, options, number, at,
     assert counts(replicas.paths, **options) == (60, 59)
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_of_two_replicas_the_whole_record_is_believed(tmp_path, options):
     two = Replicas(tmp_path, count=2)
     two.flip(1, two.offsets[20] + 95)
@@ -94,7 +95,6 @@ def test_of_two_replicas_the_whole_record_is_believed(tmp_path, options):
     assert "property CRC is wrong" in found["detail"]
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_another_body_with_a_good_crc_is_outvoted(replicas, options):
     other = message(replicas.offsets[9], **{**fields(9), "body": b"BODY 9 " * 10})
     replicas.write(3, replicas.offsets[9], other)
@@ -108,7 +108,6 @@ def test_another_body_with_a_good_crc_is_outvoted(replicas, options):
     assert sorted(held) == [(3, 4), (4, 3)]
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_a_message_that_was_cut_out_is_missing(replicas, options):
     replicas.write(2, replicas.offsets[12], bytes(replicas.size(12)))
     (found,) = findings(replicas.paths, **options)
@@ -118,7 +117,6 @@ def test_a_message_that_was_cut_out_is_missing(replicas, options):
     assert found["detail"] == "zeros where it should be"
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_a_file_that_ends_early_misses_what_it_confirms(replicas, options):
     start = replicas.offsets[-1] - replicas.offsets[-1] % FILE_SIZE
     path = replicas.roots[2] / "commitlog" / f"{start:020d}"
@@ -146,7 +144,6 @@ def test_a_file_that_is_gone_misses_all_its_messages(replicas):
     assert found["detail"].startswith("no replica has a file that holds the log from 8192 to")
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
     three = Replicas(tmp_path)
     cut = three.offsets[55]
@@ -180,7 +177,6 @@ def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
     )
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_a_replica_that_lags_or_has_expired_more_is_told_and_clean(replicas, options):
     (replicas.roots[1] / "commitlog" / f"{0:020d}").unlink()
     replicas.confirm(3, replicas.offsets[50])
@@ -196,7 +192,6 @@ def test_a_replica_that_lags_or_has_expired_more_is_told_and_clean(replicas, opt
     assert brief(grave) == [("critical", "divergent", ["broker-a#1"], replicas.offsets[3], key(3))]
 
 
-@pytest.mark.parametrize("options", SMALL)
 def test_damage_in_all_replicas_is_named(replicas, options):
     for number in (1, 2, 3):
         replicas.flip(number, replicas.offsets[40] + 95)
@@ -238,9 +233,7 @@ def test_gaps_and_steps_back_of_queue_offsets(tmp_path):
 
 def test_lists_of_epochs_are_compared_where_both_have_bytes(replicas):
     half = replicas.offsets[30]
-    (replicas.roots[1] / "epochFileCheckpoint").write_text(
-        epochs_text((3, 0), (4, half), (6, replicas.end))
-    )
+    replicas.begin_epoch(6, replicas.end, 2)
     assert findings(replicas.paths) == []
     early = replicas.offsets[20]
     (replicas.roots[2] / "epochFileCheckpoint").write_text(epochs_text((3, 0), (5, early)))
@@ -358,7 +351,6 @@ def copied_over_another(replicas, data):
     return [22]
 
 
-@pytest.mark.parametrize("options", SMALL)
 @pytest.mark.parametrize(
     ("count", "change"),
     [(count, exchanged) for count in (2, 3, 5)]

@@ -26,7 +26,6 @@ from lab.cluster.probe import TOPIC, acked_line
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
-    epochs_text,
     fields,
     key,
     real_store,
@@ -105,9 +104,7 @@ def many(tmp_path_factory):
         raw = message(passed.offsets[number], **other)
         for who in (2, 3):
             passed.write(who, passed.offsets[number], raw)
-    for store in passed.roots[1:]:
-        epochs = epochs_text((3, 0), (4, passed.offsets[30]), (5, at))
-        (store / "epochFileCheckpoint").write_text(epochs)
+    passed.begin_epoch(5, at, 2, 3)
     acked += [entry("passed", n) for n in range(59)]
     acked += [{"topic": "T", "broker": "passed", "queue_id": 1, "queue_offset": 40}]
     acked += [{"broker": "passed", "unique_key": key(59)}]

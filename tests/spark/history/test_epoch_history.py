@@ -400,32 +400,21 @@ def read(events):
 
 def as_row(story):
     """The fields of a story by the names of table `failovers`."""
+    same = ("master_epoch", "kind", "how", "address", "unavailable_ms", "unclean", "overtaken",
+            "complete", "truncated_bytes")  # fmt: skip
+    moments = {"detected_at": story.detected_ms, "elected_at": story.elected_ms,
+               "role_at": story.time_of("role changed"), "opened_at": story.opened_ms,
+               "first_ack_at": story.first_ack_ms}  # fmt: skip
     return {
-        "group": story.broker_name,
-        "master_epoch": story.master_epoch,
-        "kind": story.kind,
-        "cause": cause(story.reason),
-        "how": story.how,
-        "detected_by": story.detected_by or None,
+        **{name: getattr(story, name) for name in same},
+        **{name: moment or None for name, moment in moments.items()},
+        **{n: getattr(story, n) or None for n in ("detected_by", "master_before")},
         "silent_ms": story.silent_ms if story.silent_ms >= 0 else None,
-        "master_before": story.master_before or None,
-        "master": story.winner,
-        "address": story.address,
-        "set_before": list(story.set_before),
-        "sync_state_set": list(story.sync_state_set),
-        "detected_at": story.detected_ms or None,
-        "elected_at": story.elected_ms or None,
-        "role_at": story.time_of("role changed") or None,
-        "opened_at": story.opened_ms or None,
-        "first_ack_at": story.first_ack_ms or None,
-        "unavailable_ms": story.unavailable_ms,
         "held_ms": story.held_ms if story.held_ms >= 0 else None,
-        "unclean": story.unclean,
-        "overtaken": story.overtaken,
-        "complete": story.complete,
-        "truncated_bytes": story.truncated_bytes,
+        **{n: list(getattr(story, n)) for n in ("set_before", "sync_state_set")},
+        "group": story.broker_name, "cause": cause(story.reason), "master": story.winner,
         "clock": bool(story.out_of_order()),
-    }
+    }  # fmt: skip
 
 
 def test_failovers_are_the_stories_of_the_time_line(ran, table):

@@ -98,64 +98,21 @@ def incident_hour(root, *, group="broker-a"):
     made.mastership(group, 4, 1, after(2701.2))
     made.failover(group, 1, ten, None, kind="first_election", before=None, master=1, complete=True)
     made.failover(group, 2, after(600), 480, truncated_bytes=4096)
-    made.failover(
-        group,
-        3,
-        after(1500),
-        24,
-        kind="planned_switch",
-        before=2,
-        master=3,
-        cause="planned_switch",
-        held_ms=20,
-    )
-    made.failover(
-        group,
-        4,
-        after(2700),
-        2_400,
-        before=3,
-        master=1,
-        cause="session_silent",
-        silent_ms=900,
-        detect_ms=900,
-        without_writes_ms=3_300,
-    )
+    made.failover(group, 3, after(1500), 24, kind="planned_switch", before=2, master=3,
+                  cause="planned_switch", held_ms=20)  # fmt: skip
+    made.failover(group, 4, after(2700), 2_400, before=3, master=1, cause="session_silent",
+                  silent_ms=900, detect_ms=900, without_writes_ms=3_300)  # fmt: skip
     made.day(group, ten, 3, 3_804, 3_300)
     made.set_change(group, after(1), [1], [1, 2, 3], "caught up")
     made.set_change(group, after(600.3), [1, 2, 3], [2, 3], "election")
     made.set_change(group, after(640), [2, 3], [1, 2, 3], "caught up")
     made.set_change(group, after(2701.2), [1, 2, 3], [1], "election")
     made.set_change(group, after(3600), [1], [1, 3], "caught up")
-    made.add(
-        "truncations",
-        group,
-        after(639),
-        at=after(639),
-        broker_id=1,
-        master_epoch=2,
-        from_offset=1_052_672,
-        to_offset=1_048_576,
-        bytes=4_096,
-    )
-    made.add(
-        "findings",
-        group,
-        after(639),
-        severity="warning",
-        kind="epoch_missing",
-        text="Broker 2 holds no epoch 3 in its file.",
-        subject="broker 2",
-        evidence='{"epochs": [3]}',
-        at=after(639),
-    )
-    made.add(
-        "controllers",
-        "",
-        after(30),
-        at=after(30),
-        leader="n1",
-        leader_before="n0",
-        controller_epoch=2,
-    )
+    made.add("truncations", group, after(639), at=after(639), broker_id=1, master_epoch=2,
+             from_offset=1_052_672, to_offset=1_048_576, bytes=4_096)  # fmt: skip
+    made.add("findings", group, after(639), severity="warning", kind="epoch_missing",
+             text="Broker 2 holds no epoch 3 in its file.", subject="broker 2",
+             evidence='{"epochs": [3]}', at=after(639))  # fmt: skip
+    made.add("controllers", "", after(30), at=after(30), leader="n1", leader_before="n0",
+             controller_epoch=2)  # fmt: skip
     return made

@@ -72,15 +72,8 @@ def bad_year(tmp_path_factory):
     }
     made.mastership(EVIL, 1, 1, start, start + timedelta(days=1), "unclean_election")
     made.mastership(EVIL, 2, 2, start + timedelta(days=1, minutes=1))
-    made.failover(
-        EVIL,
-        2,
-        start + timedelta(days=1),
-        60_000,
-        kind="unclean_election",
-        unclean=True,
-        cause=EVIL,
-    )
+    made.failover(EVIL, 2, start + timedelta(days=1), 60_000, kind="unclean_election",
+                  unclean=True, cause=EVIL)  # fmt: skip
     made.failover(EVIL, 3, start + timedelta(days=9), None, clock_problem="the clocks differ")
     made.set_change(EVIL, start, [1], [1, 2], f"{EVIL} caught up")
     made.mastership("lost", 1, 1, start, start + timedelta(days=300), "master_lost")
@@ -88,17 +81,9 @@ def bad_year(tmp_path_factory):
     made.day(EVIL, start + timedelta(days=1), 1, 60_000)
     for number in range(2, 40):
         made.day(EVIL, start + timedelta(days=number))
-    made.add(
-        "findings",
-        EVIL,
-        start,
-        severity="critical",
-        kind="two_masters",
-        text=EVIL,
-        subject=EVIL,
-        evidence=json.dumps({"from": EVIL}),
-    )
-    return page_of(made.save(), SUMMARY)  # fmt: skip
+    made.add("findings", EVIL, start, severity="critical", kind="two_masters", text=EVIL,
+             subject=EVIL, evidence=json.dumps({"from": EVIL}))  # fmt: skip
+    return page_of(made.save(), SUMMARY)
 
 
 def figures(path):
