@@ -1,19 +1,16 @@
 """One run: read the lines and look over them, fold each group, write the tables. Free of Spark.
 
-Runs of lines are sorted by group and place between the two steps, so that no task holds a history.
+The engine sorts lines by group and place between the two steps, so no task holds a history.
 """
 
 from __future__ import annotations
 
 import gc
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,12 +19,11 @@ from batonmq.spark.history import epoch_files, history_findings
 from batonmq.spark.history.group_tables import Files, fold_lines
 from batonmq.spark.history.history_findings import HistoryFinding
 from batonmq.spark.history.lines import (
+    LINES,
     ORDER,
-    RUNS,
     LinesPlan,
-    RunBuilder,
     Source,
-    merged,
+    line_rows,
     plan_files,
     plan_parquet,
 )
@@ -44,9 +40,8 @@ from batonmq.spark.history.output_tables import (
     unpacked,
     written_schema,
 )
-from batonmq.spark.history.overview import Facts, Overview
+from batonmq.spark.history.overview import DAMAGED, Facts, facts_of
 from batonmq.spark.history.summary import summarise
-from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.store_facts import StoreFacts, read_stores
 from batonmq.spark.report.epoch_tables import ROWS_HELD, EpochTables
 from batonmq.spark.report.quantities import DAY_MS
@@ -106,17 +101,9 @@ class Inputs:
 
 
 def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
-    """Reads a piece of the histories: runs of its lines, and a row of what it has seen."""
-    runs, seen = RunBuilder(), Overview()
+    """A piece of the histories as rows of LINES."""
     with _without_cycle_collection():
-        for line in plan.lines(source):
-            seen.add(line)
-            if isinstance(line, Damage):
-                continue
-            runs.add(line)
-            if runs.is_full:
-                yield from runs.take().to_batches()
-    yield from runs.take(seen).to_batches()
+        yield from line_rows(plan.lines(source))
 
 
 def _fold_groups(
@@ -126,7 +113,7 @@ def _fold_groups(
     tables: Mapping[str, ResultTable],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Folds sorted runs of some groups into rows of all tables, and writes them."""
+    """Folds sorted lines of some groups into rows of all tables, and writes them."""
     with _without_cycle_collection():
         folded = fold_lines(_named(facts, batches), facts, files, rows)
         yield from _write_rows(tables, this_task(), folded)
@@ -134,16 +121,10 @@ def _fold_groups(
 
 def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
     """Group in tables, controller, line."""
-    columns = ("grp", *ORDER, "size", "run")
-    rows = (
-        row
-        for batch in batches
-        for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-    )
-    for (group, log), runs in groupby(rows, itemgetter(0, 1)):
-        name = facts.group_in(group, log)
-        for _, _, rank, _, text in merged(row[2:] for row in runs):
-            yield name, rank, text
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("grp", "log", "rank", "line"))
+        for group, log, rank, line in zip(*columns, strict=True):
+            yield facts.group_in(group, log), rank, line
 
 
 def _write_rows(
@@ -187,14 +168,12 @@ def run(
     plan = inputs.plan
     stores = read_stores(inputs.stores)
     results.begin()
-    seen = Overview()
     with step("reading the histories"):
         # A task gets its source beside it: the plan with all of them would travel to each.
         read = partial(_read_lines, replace(plan, sources=()))
-        engine.mapped("read", plan.sources, read, RUNS)
-        for row in dicts(engine, "SELECT seen FROM read WHERE seen IS NOT NULL"):
-            seen.merge(pickle.loads(row["seen"]))
-        facts = seen.facts(plan.controllers)
+        engine.mapped("lines", plan.sources, read, LINES)
+        facts, lines = facts_of(engine, plan.controllers)
+        damaged = dicts(engine, DAMAGED)
     files = epoch_files.by_group(stores)
     # Histories do not name their cluster, so whose log these files belong to is not known.
     for name in facts.shared.keys() & files.keys():
@@ -207,8 +186,8 @@ def run(
         table.begin()
     with step("folding the events"):
         fold = partial(_fold_groups, facts, files, rows, written)
-        runs = "SELECT * FROM read WHERE run IS NOT NULL"
-        engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
+        events = f"SELECT grp, {', '.join(ORDER)} FROM lines WHERE fault IS NULL"
+        engine.applied("folded", events, fold, FOLDED, by=["grp", *ORDER])
         folded = dicts(engine, "SELECT * FROM folded")
     with step("writing the tables"):
         counted = {
@@ -216,7 +195,7 @@ def run(
             for part in (EVENTS, ELECTIONS)
         }
         elected = {name for name, many in counted[ELECTIONS].items() if many}
-        for found in _of_no_task(seen, facts, files, stores, elected):
+        for found in _of_no_task(damaged, facts, files, stores, elected):
             rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)
         for batch in _write_rows(written, "all", rows.take()):
             folded += batch.to_pylist()
@@ -224,16 +203,20 @@ def run(
         epochs = EpochTables(results.table, counts, held)
         facts_of_all = {
             "inputs": inputs.document(), "controllers": list(plan.controllers),
-            "events": sum(counted[EVENTS].values()), "lines": seen.lines, "rows": counts,
+            "events": sum(counted[EVENTS].values()), "lines": lines, "rows": counts,
         }  # fmt: skip
         return summarise(epochs, facts.bounds, counted[EVENTS], facts_of_all), epochs
 
 
 def _of_no_task(
-    seen: Overview, facts: Facts, files: Files, stores: Sequence[StoreFacts], elected: set[str]
+    damaged: Sequence[Mapping[str, Any]],
+    facts: Facts,
+    files: Files,
+    stores: Sequence[StoreFacts],
+    elected: set[str],
 ) -> Iterator[HistoryFinding]:
     """The findings that no fold of a group tells. `elected`: groups that had a master."""
-    yield from history_findings.of_all(facts, seen.damaged)
+    yield from history_findings.of_all(facts, damaged)
     for name, each in files.items():
         if name not in facts.groups:  # it has epoch files, and no event
             yield from each.findings()

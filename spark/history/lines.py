@@ -1,4 +1,4 @@
-"""The lines of all controllers' histories: planned, read, decoded, sorted. Free of Spark.
+"""The lines of all controllers' histories: planned, read, decoded. Free of Spark.
 
 An event travels as its line of JSON: both engines sort lines, and only the fold decodes all of
 them. What is no event is a `Damage`, by the same rules as in the table `history`.
@@ -6,11 +6,10 @@ them. What is no event is a `Damage`, by the same rules as in the table `history
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batonmq.history.event import HistoryEvent, checked_event
+from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent, checked_event
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
@@ -177,73 +176,39 @@ def _in_ms(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-# -- runs: many lines of one group and log, sorted, as one packed value ---------------------------
-#
-# An engine sorts and moves runs, each one row, and never sees a line: a row costs the JVM as much
-# as decoding a line costs here. The fold merges the runs of a group again.
+# -- lines as rows, which an engine sums up and sorts ---------------------------------------------
 
-RUNS: Final = columns_of("string: grp log; long: raft_index part size; binary: run seen")
-"""`raft_index` and `part` are of a run's first line, `size` its bytes before they were packed; a
-row with `seen` is no run, but what a task has seen."""
-ORDER: Final = ("log", "raft_index", "part")
-_RUN_LINES: Final = 20_000
-"""How many lines a task holds: a fold holds one run of each task whose lines it merges."""
-_CODEC: Final = "zstd"
-
-Entry = tuple[int, int, int, int, bytes]
-"""Raft index, part, controller, its place there, the line: sorted by that."""
-
-
-class RunBuilder:
-    """Takes lines in any order."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str], list[Entry]] = {}
-        self._lines = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._lines >= _RUN_LINES
-
-    def add(self, line: Line) -> None:
-        event = line.event
-        run = self._held.setdefault((event.broker_name, event.log), [])
-        run.append((event.raft_index, event.part, line.rank, line.offset, line.text))
-        self._lines += 1
-
-    def take(self, seen: object = None) -> pa.Table:
-        """What is held, as rows of RUNS; then nothing is. `seen` is a row of its own."""
-        rows: list[dict[str, Any]] = []
-        for (group, log), run in self._held.items():
-            run.sort()  # `merged` knows a run by the place of its first line
-            raw = pickle.dumps(run)
-            packed = pa.compress(raw, _CODEC, asbytes=True)
-            first = {"raft_index": run[0][0], "part": run[0][1]}
-            rows.append({"grp": group, "log": log, **first, "size": len(raw), "run": packed})
-        if seen is not None:
-            rows.append({"seen": pickle.dumps(seen)})
-        self._held, self._lines = {}, 0
-        return pa.Table.from_pylist(rows, RUNS)
+LINES: Final = columns_of("""
+    string: grp log
+    long: raft_index part rank place
+    binary: line
+    long: time_ms set_size
+    bool: by_broker
+    string: file fault
+""")
+"""A line of a controller (`rank`), at a `place` among its lines. `by_broker`: the time is of a
+broker's clock; `set_size`: of an event that may change the set. A line that is no event has only
+its `file`, `place` and `fault`."""
+ORDER: Final = ("log", "raft_index", "part", "rank", "place", "line")
+_ROWS_MAX: Final = 20_000
+_SETS: Final = ("elected", "set_altered")
 
 
-def merged(runs: Iterable[tuple[int, int, int, bytes]]) -> Iterator[Entry]:
-    """The lines of runs (Raft index and part of the first line, size, packed) which ascend by their
-    first line, in order. Only runs that overlap are held together."""
-    heap: list[tuple[Entry, int, Iterator[Entry]]] = []
-    for number, (index, part, size, packed) in enumerate(runs):
-        while heap and heap[0][0] < (index, part):
-            yield _next(heap)
-        entries = iter(pickle.loads(pa.decompress(packed, size, _CODEC, asbytes=True)))
-        heappush(heap, (next(entries), number, entries))
-    while heap:
-        yield _next(heap)
+def line_rows(lines: Iterable[Line | Damage]) -> Iterator[pa.RecordBatch]:
+    """Rows of LINES."""
+    rows = map(_row, lines)
+    while some := list(islice(rows, _ROWS_MAX)):
+        columns = zip(*some, strict=True)
+        arrays = [pa.array(each, kind) for each, kind in zip(columns, LINES.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=LINES)
 
 
-def _next(heap: list[tuple[Entry, int, Iterator[Entry]]]) -> Entry:
-    entry, number, entries = heap[0]
-    following = next(entries, None)
-    if following is None:
-        heappop(heap)
-    else:
-        heapreplace(heap, (following, number, entries))
-    return entry
+def _row(line: Line | Damage) -> tuple[Any, ...]:
+    if isinstance(line, Damage):
+        return (*[None] * 5, line.offset, *[None] * 4, line.file, line.reason)
+    rank, place, event, text = line
+    members = max(len(event.sync_state_set), len(event.set_before)) if event.kind in _SETS else 0
+    return (
+        event.broker_name, event.log, event.raft_index, event.part, rank, place, text,
+        event.time_ms, members, event.kind in ON_BROKER_CLOCK, None, None,
+    )  # fmt: skip

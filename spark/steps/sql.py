@@ -51,6 +51,7 @@ Step = Callable[[str], AbstractContextManager[None]]
 """Reports that a step begins, and when its block ends."""
 _GROUP_BYTES: Final = 32 << 20
 """So much is a row group of a Parquet file, before it is packed."""
+_BATCH_ROWS: Final = 20_000
 _WRITTEN: Final = columns_of("long: many")
 _MACROS: Final = """
     CREATE MACRO unix_millis(t) AS epoch_ms(t);
@@ -58,6 +59,7 @@ _MACROS: Final = """
         CAST(make_timestamp(CAST(ms AS BIGINT) * 1000) AS TIMESTAMPTZ);
     CREATE MACRO shiftleft(n, bits) AS n << bits;
     CREATE MACRO shiftright(n, bits) AS n >> bits;
+    CREATE MACRO struct(a, b) AS {'a': a, 'b': b};
 """
 
 
@@ -367,7 +369,7 @@ class DuckEngine(_Engine):
         with self._db.cursor() as reading:
             sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
-            self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
+            self._stream(view, schema, function(reading.sql(text).to_arrow_reader(_BATCH_ROWS)))
 
     def rows(self, query: str) -> pa.Table:
         """The result of a query, in this process."""
