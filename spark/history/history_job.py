@@ -34,8 +34,8 @@ from batonmq.spark.history.output_tables import (
     FOLDERS,
     TABLES,
     FoldedRows,
-    TimeSpan,
     folded_row,
+    span_of,
     table_of,
     unpacked,
     written_schema,
@@ -87,8 +87,8 @@ class Inputs:
         return plan_parquet(self.history_parquet)
 
     @cached_property
-    def span(self) -> TimeSpan:
-        return TimeSpan.of(self.since, self.until)
+    def span(self) -> range:
+        return span_of(self.since, self.until)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -53,28 +53,13 @@ FOLDED: Final = columns_of("string: part grp; long: many; binary: packed")
 events or elections a group has."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSpan:
-    """The time of rows to write, [since, until) in ms."""
-
-    since_ms: int = 0
-    until_ms: int = LONG_MAX
-
-    @classmethod
-    def of(cls, since: datetime | None, until: datetime | None) -> TimeSpan:
-        """Without a zone a time is UTC. Raises ValueError if nothing is between them."""
-        span = cls(_ms(since, 0), _ms(until, LONG_MAX))
-        if since and until and span.since_ms >= span.until_ms:
-            raise ValueError(f"--since {since} must be before --until {until}")
-        return span
-
-    def has(self, at_ms: int | None) -> bool:
-        """Rows without a time stay."""
-        return at_ms is None or self.since_ms <= at_ms < self.until_ms
-
-    def has_day(self, day: int) -> bool:
-        """Days are whole; `day` counts from 1970."""
-        return (day + 1) * DAY_MS > self.since_ms and day * DAY_MS < self.until_ms
+def span_of(since: datetime | None, until: datetime | None) -> range:
+    """The time of rows to write, [since, until) in ms. Without a zone a time is UTC. Raises
+    ValueError if nothing is between them."""
+    span = range(_ms(since, 0), _ms(until, LONG_MAX))
+    if since and until and not span:
+        raise ValueError(f"--since {since} must be before --until {until}")
+    return span
 
 
 def _ms(moment: datetime | None, default: int) -> int:
@@ -91,7 +76,7 @@ class FoldedRows:
     `last_day`: that of findings without a time.
     """
 
-    span: TimeSpan
+    span: range
     last_day: int
     _held: dict[str, list[Row]] = field(default_factory=dict)
     _rows: int = 0
@@ -102,16 +87,16 @@ class FoldedRows:
 
     def add(self, table: str, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> None:
         """A row of a group, and of the day of a time in ms; left out if its time `at_ms` is not
-        wanted."""
-        if not self.span.has(at_ms):
+        wanted; rows without one stay."""
+        if at_ms is not None and at_ms not in self.span:
             return
         if day_ms is None and table == "findings":
             day_ms = self.last_day * DAY_MS
         self._put(table, row, group, None if day_ms is None else day_ms // DAY_MS)
 
     def add_day(self, row: Row, group: str, day: int) -> None:
-        """A row of `unavailability` for a day counted from 1970, if it is wanted."""
-        if self.span.has_day(day):
+        """A row of `unavailability` for a day counted from 1970, if some of it is wanted."""
+        if self.span.start < (day + 1) * DAY_MS and day * DAY_MS < self.span.stop:
             self._put(BY_GROUP, row, group, day)
 
     def _put(self, table: str, row: Row, group: str, day: int | None) -> None:
