@@ -42,8 +42,9 @@ def epoch_page(tables: EpochTables, summary: Mapping[str, Any]) -> str:
         "unclean": sum(kind["unclean"] for kind in kinds),
         "worst": next((row for row in dearest if _costs_most(row, dearest)), None),
         "first_ms": first_ms, "last_ms": last_ms,
-        "truncations": tables.truncations(), "findings": tables.findings(),
-        "leaders": tables.leaders(),
+        **tables.totals(), "cuts_listed": tables.listed("truncations"),
+        "findings_listed": tables.listed("findings"),
+        "leaders_listed": tables.listed("controllers"),
         **_pictures(tables, shown, changes, dearest, first_ms, last_ms),
     })  # fmt: skip
 

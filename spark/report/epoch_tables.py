@@ -21,9 +21,19 @@ from batonmq.spark.steps.sql import ResultTable
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30
 FAILOVERS_LISTED: Final = 50
-TRUNCATIONS_LISTED: Final = 50
-FINDINGS_LISTED: Final = 200
-LEADERS_LISTED: Final = 30
+#: Which rows of other tables: the first ones in this order, and how many.
+_LISTED: Final = {
+    "truncations": ('bytes DESC NULLS LAST, "at"', 50),
+    "controllers": ('"at" DESC NULLS LAST, controller_epoch', 30),
+    "findings": (
+        f'list_position({list(SEVERITIES)}, severity), kind, "group", "at", subject, text', 200
+    ),
+}  # fmt: skip
+_TOTALS: Final = """
+    SELECT (SELECT count(*) FROM truncations) AS cuts,
+        (SELECT coalesce(sum(bytes), 0) FROM truncations) AS cut_bytes,
+        (SELECT count(*) FROM controllers) AS leader_changes
+"""
 #: Bins of the distribution per decade of ms.
 BINS_PER_DECADE: Final = 6
 _MARKS_TOTAL: Final = 3_000
@@ -196,28 +206,17 @@ class EpochTables:
         listed = f"WHERE is_change OR unclean {_COSTLY} LIMIT {FAILOVERS_LISTED}"
         return self.rows(f"SELECT * FROM changes {listed}")
 
-    def truncations(self) -> tuple[int, int, list[Row]]:
-        """(number, bytes, the largest of them)."""
-        ((number, size),) = self._db.sql(
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM truncations"
-        ).fetchall()
-        listed = f'ORDER BY bytes DESC NULLS LAST, "at" LIMIT {TRUNCATIONS_LISTED}'
-        return number, size, self.rows(f"SELECT * FROM truncations {listed}")
+    def totals(self) -> Row:
+        """How many truncations and bytes of them, changes of the leading controller, and findings
+        by severity there are."""
+        (row,) = self.rows(_TOTALS)
+        severities = self.rows("SELECT severity, count(*) AS many FROM findings GROUP BY severity")
+        return row | {"numbers": {each["severity"]: each["many"] for each in severities}}
 
-    def findings(self) -> tuple[dict[str, int], list[Row]]:
-        """(severity -> number, the gravest of them)."""
-        counts = "SELECT severity, count(*) FROM findings GROUP BY severity"
-        return dict(self._db.sql(counts).fetchall()), self.rows(f"""
-            SELECT * FROM findings
-            ORDER BY list_position({list(SEVERITIES)}, severity), kind, "group", "at", subject, text
-            LIMIT {FINDINGS_LISTED}
-        """)
-
-    def leaders(self) -> tuple[int, list[Row]]:
-        """(changes of the leading controller, the latest of them)."""
-        ((number,),) = self._db.sql("SELECT count(*) FROM controllers").fetchall()
-        listed = f'ORDER BY "at" DESC NULLS LAST, controller_epoch LIMIT {LEADERS_LISTED}'
-        return number, self.rows(f"SELECT * FROM controllers {listed}")
+    def listed(self, table: str) -> list[Row]:
+        """The rows of a table that the page lists."""
+        order, most = _LISTED[table]
+        return self.rows(f"SELECT * FROM {table} ORDER BY {order} LIMIT {most}")
 
     def masterships(self, groups: Sequence[Row], first_ms: int, last_ms: int) -> list[Lane]:
         """Who was master of these groups, and when (`start_ms`, `end_ms`)."""
