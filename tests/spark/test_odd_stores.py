@@ -10,7 +10,6 @@ import pytest
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.store_facts import StoreError
 from tests.spark.log_files import (
     HOST_V4,
     HOST_V6,
@@ -19,7 +18,6 @@ from tests.spark.log_files import (
     plain_row,
     row_of,
     write_checkpoint,
-    write_index,
 )
 from tests.spark.table_rows import good_and_bad, read
 
@@ -145,14 +143,6 @@ def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
     assert [row["queue_offset"] for row in rows] == wanted
 
 
-def test_a_checkpoint_with_an_impossible_offset_is_none(log_files):
-    log_files.add()
-    path = log_files.save(confirm=-5)
-    with pytest.raises(StoreError, match="has no confirmOffset"):
-        read(path)
-    assert len(read(path, unconfirmed="true")) == 1
-
-
 def test_stores_with_nothing_in_them(tmp_path):
     empty = LogFiles(tmp_path / "empty")
     path = empty.save(confirm=0)
@@ -232,18 +222,6 @@ def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(fo
         last.write_bytes(raw)
         seen += [row["queue_offset"] for b in work.run(each) for row in b.to_pylist()]
     assert seen == list(range(20))
-
-
-def test_one_bad_index_file_does_not_hide_the_others(tmp_path):
-    files = LogFiles(tmp_path / "store")
-    files.add()
-    path = files.save()
-    write_index(path, "20260101000000000", 3)
-    write_index(path, "20260102000000000", 500)
-    with pytest.raises(DamagedFile, match=r"20260102000000000: .*counts 500 entries"):
-        read(path, table="index", maxHashSlotNum="10")
-    rows = read(path, table="index", maxHashSlotNum="10", mode="PERMISSIVE")
-    assert [row["corrupt"] is None for row in rows] == [True, True, False]
 
 
 # --- records that the confirmed end cuts, and damage that only looks like one ---

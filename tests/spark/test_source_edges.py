@@ -31,18 +31,23 @@ def test_times_outside_the_years_of_sql_are_null():
     assert [each.as_py() is None for each in column] == [False] * 2 + [True] * 4 + [False]
 
 
-@pytest.mark.parametrize("size", [0, 30, 40, 400, 1041])
-def test_an_index_file_of_no_possible_size_is_damage(tmp_path, size):
+@pytest.mark.parametrize("size", [0, 30, 40, 400, 1041, None])
+def test_a_bad_index_file_is_damage_and_does_not_hide_the_others(tmp_path, size):
+    """One of no possible size; None: one whose head counts more entries than fit."""
     files = LogFiles(tmp_path / "store")
     files.add()
     path = files.save()
     write_index(path, "20260101000000000", 3)
-    bad = write_index(path, "20260102000000000", 3)
-    bad.write_bytes(bytes(size))
-    with pytest.raises(DamagedFile, match=rf"{bad}: {size} bytes .*maxHashSlotNum.* at offset 0"):
+    bad = write_index(path, "20260102000000000", 500)
+    says = r"its header counts 500 entries, 40 fit"
+    if size is not None:
+        bad.write_bytes(bytes(size))
+        says = rf"{size} bytes .*maxHashSlotNum.*"
+    with pytest.raises(DamagedFile, match=rf"{bad}: {says} at offset 0"):
         read(path, table="index")
     rows = read(path, table="index", mode="PERMISSIVE")
     assert [row["entry"] for row in rows] == [1, 2, None]
+    size = bad.stat().st_size
     assert (rows[2]["corrupt"]["bytes"], rows[2]["physical_offset"]) == (size, None)
 
 

@@ -15,7 +15,14 @@ from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import real_store
-from tests.spark.log_files import HOST_V4, START_MS, LogFiles, row_of, write_queue
+from tests.spark.log_files import (
+    HOST_V4,
+    START_MS,
+    LogFiles,
+    row_of,
+    write_checkpoint,
+    write_queue,
+)
 from tests.spark.table_rows import good_and_bad, read
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
@@ -173,26 +180,37 @@ def test_nothing_above_confirm_offset_unless_asked(log_files):
     assert [row["queue_offset"] for row in read(path, unconfirmed="true")] == list(range(8))
 
 
-def test_a_store_without_checkpoint_says_what_to_do(log_files):
+def without_a_checkpoint(files):
+    (files.root / "checkpoint").unlink()
+
+
+def with_an_impossible_offset(files):
+    write_checkpoint(files.root, -5)
+
+
+def of_a_broker_without_controller(files):
+    """Java keeps no confirmOffset then: nothing confirmed would mean no rows, in silence."""
+    write_checkpoint(files.root, 0)
+    (files.root / "brokerIdentity").unlink()
+
+
+@pytest.mark.parametrize(
+    "harm", [without_a_checkpoint, with_an_impossible_offset, of_a_broker_without_controller]
+)
+def test_a_store_that_does_not_say_what_is_confirmed_is_not_read_as_empty(log_files, harm):
     log_files.add()
     path = log_files.save()
-    (log_files.root / "checkpoint").unlink()
-    with pytest.raises(StoreError, match="unconfirmed=true"):
-        read(path)
-    assert len(read(path, unconfirmed="true")) == 1
-
-
-def test_a_store_of_a_broker_without_controller_is_not_read_as_empty(log_files):
-    """Java keeps no confirmOffset then: nothing confirmed would mean no rows, in silence."""
-    log_files.add()
-    path = log_files.save(confirm=0, identity="")
     write_queue(path, (0, log_files.end, 0))
+    harm(log_files)
     for table in ("messages", "consumequeue"):
         with pytest.raises(StoreError, match=r"has no confirmOffset: .*unconfirmed=true"):
             read(path, table=table)
         assert len(read(path, table=table, unconfirmed="true")) == 1
-    (log_files.root / "brokerIdentity").write_text("C#broker-a#1")
-    assert read(path) == []
+
+
+def test_a_store_that_confirms_nothing_yet_is_empty(log_files):
+    log_files.add()
+    assert read(log_files.save(confirm=0)) == []
 
 
 def test_a_torn_tail_above_confirm_offset_is_the_end_of_the_log(log_files):
