@@ -28,17 +28,13 @@ from batonmq.spark.history.lines import (
     plan_parquet,
 )
 from batonmq.spark.history.output_tables import (
-    ELECTIONS,
-    EVENTS,
     FOLDED,
     FOLDERS,
+    GROUP,
     TABLES,
     FoldedRows,
-    folded_row,
+    query_of,
     span_of,
-    table_of,
-    unpacked,
-    written_schema,
 )
 from batonmq.spark.history.overview import DAMAGED, Facts, facts_of
 from batonmq.spark.history.summary import summarise
@@ -46,19 +42,16 @@ from batonmq.spark.read.store_facts import StoreFacts, read_stores
 from batonmq.spark.report.epoch_tables import ROWS_HELD, EpochTables
 from batonmq.spark.report.quantities import DAY_MS
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import (
-    PARQUET,
-    Engine,
-    ResultTable,
-    Step,
-    dicts,
-    this_task,
-    write_version,
-)
+from batonmq.spark.steps.sql import Engine, Step, dicts
 
 SPLIT_BYTES: Final = 32 << 20
-_FEW: Final = 5_000
-"""So many rows of a table a task hands on beside writing them: the summary reads no small files."""
+_GROUPS: Final = f"""
+    SELECT g.group AS name, g.events AS events, g.elections AS elections
+    FROM of_groups g WHERE g.part = '{GROUP}'
+"""
+_COUNTS: Final = f"""
+    SELECT f.part AS part, count(*) AS many FROM folded f WHERE f.part <> '{GROUP}' GROUP BY f.part
+"""
 
 
 @dataclass(frozen=True)
@@ -107,16 +100,11 @@ def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def _fold_groups(
-    facts: Facts,
-    files: Files,
-    rows: FoldedRows,
-    tables: Mapping[str, ResultTable],
-    batches: Iterator[pa.RecordBatch],
+    facts: Facts, files: Files, rows: FoldedRows, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Folds sorted lines of some groups into rows of all tables, and writes them."""
+    """Folds sorted lines of some groups into rows of all tables."""
     with _without_cycle_collection():
-        folded = fold_lines(_named(facts, batches), facts, files, rows)
-        yield from _write_rows(tables, this_task(), folded)
+        yield from fold_lines(_named(facts, batches), facts, files, rows)
 
 
 def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
@@ -125,26 +113,6 @@ def _named(facts: Facts, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[st
         columns = (batch.column(name).to_pylist() for name in ("grp", "log", "rank", "line"))
         for group, log, rank, line in zip(*columns, strict=True):
             yield facts.group_in(group, log), rank, line
-
-
-def _write_rows(
-    tables: Mapping[str, ResultTable], writer: str, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Writes packed rows into files of their tables: the JVM's writer takes them value by value,
-    which costs more than all else together. Of many rows it gives their number; few ones, and
-    those that `tables` has no files for, themselves."""
-    held: dict[str, list[pa.RecordBatch]] = {}
-    for batch in batches:
-        held.setdefault(batch["part"][0].as_py(), []).append(batch)
-    for name, some in held.items():
-        many = 0
-        if name in tables:
-            packed = [batch["packed"][0].as_py() for batch in some]
-            many = tables[name].add(unpacked(packed), written_schema(name), writer)
-        if many > _FEW:
-            yield folded_row(name, many)
-        else:
-            yield from some
 
 
 @contextmanager
@@ -180,32 +148,31 @@ def run(
         files[name].compares = False
     now_ms = datetime.now(UTC).timestamp() * 1000
     rows = FoldedRows(inputs.span, int(facts.last_ms or now_ms) // DAY_MS)
-    tables = {name: results.table(name, FOLDERS[name]) for name in TABLES}
-    written = tables if results.form == PARQUET else {}
-    for table in written.values():
-        table.begin()
     with step("folding the events"):
-        fold = partial(_fold_groups, facts, files, rows, written)
+        fold = partial(_fold_groups, facts, files, rows)
         events = f"SELECT grp, {', '.join(ORDER)} FROM lines WHERE fault IS NULL"
-        engine.applied("folded", events, fold, FOLDED, by=["grp", *ORDER])
-        folded = dicts(engine, "SELECT * FROM folded")
+        engine.applied("fold", events, fold, FOLDED, by=["grp", *ORDER])
+        engine.define("of_groups", "SELECT * FROM fold", keep=True)
+        groups = dicts(engine, _GROUPS)
+    elected = {row["name"] for row in groups if row["elections"]}
+    for found in _of_no_task(damaged, facts, files, stores, elected):
+        rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)
     with step("writing the tables"):
-        counted = {
-            part: {row["grp"]: row["many"] for row in folded if row["part"] == part}
-            for part in (EVENTS, ELECTIONS)
-        }
-        elected = {name for name, many in counted[ELECTIONS].items() if many}
-        for found in _of_no_task(damaged, facts, files, stores, elected):
-            rows.add("findings", found.row, found.group, found.at_ms, found.at_ms)
-        for batch in _write_rows(written, "all", rows.take()):
-            folded += batch.to_pylist()
-        counts, held = _finish(tables, folded)
+        engine.table("of_none", pa.Table.from_batches([rows.take()]))
+        engine.define("folded", "SELECT * FROM of_groups UNION ALL SELECT * FROM of_none")
+        for name in TABLES:
+            engine.write(query_of(name), results.table(name, FOLDERS[name]))
+        counts = dict.fromkeys(TABLES, 0)
+        counts |= {row["part"]: row["many"] for row in dicts(engine, _COUNTS)}
+        small = [name for name in TABLES if counts[name] <= ROWS_HELD]
+        held = {name: engine.rows(query_of(name)) for name in small}
         epochs = EpochTables(results.table, counts, held)
         facts_of_all = {
             "inputs": inputs.document(), "controllers": list(plan.controllers),
-            "events": sum(counted[EVENTS].values()), "lines": lines, "rows": counts,
+            "events": sum(row["events"] for row in groups), "lines": lines, "rows": counts,
         }  # fmt: skip
-        return summarise(epochs, facts.bounds, counted[EVENTS], facts_of_all), epochs
+        events_of = {row["name"]: row["events"] for row in groups}
+        return summarise(epochs, facts.bounds, events_of, facts_of_all), epochs
 
 
 def _of_no_task(
@@ -221,23 +188,3 @@ def _of_no_task(
         if name not in facts.groups:  # it has epoch files, and no event
             yield from each.findings()
     yield from epoch_files.of_bare_stores(stores, elected | files.keys())
-
-
-def _finish(
-    tables: Mapping[str, ResultTable], folded: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, int], dict[str, pa.Table]]:
-    """What tasks have written becomes the tables, or one commit for each that has versions. How
-    many rows each has, and the rows of those of which all are here. Raises OSError."""
-    counts: dict[str, int] = {}
-    held: dict[str, pa.Table] = {}
-    for name, table in tables.items():
-        mine = [row for row in folded if row["part"] == name]
-        counts[name] = sum(row["many"] for row in mine)
-        packed = [row["packed"] for row in mine if row["packed"] is not None]
-        if len(packed) == len(mine) and (counts[name] <= ROWS_HELD or table.form != PARQUET):
-            held[name] = table_of(name, packed)
-        if table.form == PARQUET:
-            table.finish(None if counts[name] else written_schema(name))
-        else:
-            write_version(held[name], table)
-    return counts, held
