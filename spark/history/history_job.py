@@ -166,7 +166,7 @@ def run(
         counts |= {row["part"]: row["many"] for row in dicts(engine, _COUNTS)}
         small = [name for name in TABLES if counts[name] <= ROWS_HELD]
         held = {name: engine.rows(query_of(name)) for name in small}
-        epochs = EpochTables(results.table, counts, held)
+        epochs = EpochTables(results.table, held)
         facts_of_all = {
             "inputs": inputs.document(), "controllers": list(plan.controllers),
             "events": sum(row["events"] for row in groups), "lines": lines, "rows": counts,

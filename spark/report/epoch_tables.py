@@ -130,33 +130,22 @@ class Lane(NamedTuple):
 class EpochTables:
     """The tables by their names. Raises OSError."""
 
-    def __init__(
-        self,
-        table: Callable[[str], ResultTable],
-        rows: Mapping[str, int],
-        held: Mapping[str, pa.Table] | None = None,
-    ) -> None:
-        """`rows`: how many each table has; none of one that is not named. `held`: those of tables
-        that need not be read again."""
+    def __init__(self, table: Callable[[str], ResultTable], held: Mapping[str, pa.Table]) -> None:
+        """`held`: the rows of small tables; of another one each query reads what it needs."""
         import duckdb  # tasks on a cluster import this module, and need it not
 
         # More threads would only wait for one another: few files, and few rows of each.
         self._db = duckdb.connect(config={"threads": 1})
         self._db.execute("SET TimeZone = 'UTC'")
         for name in _TABLES:
-            here = (held or {}).get(name)
-            dataset = table(name).dataset(_FOLDERS) if here is None else here
+            dataset = held[name] if name in held else table(name).dataset(_FOLDERS)
             times = [f for f in dataset.schema if pa.types.is_temporal(f.type)]
             in_ms = ", ".join(f'epoch_ms("{each.name}") AS "{each.name}"' for each in times)
             self._db.register(f"{name}_rows", dataset)
-            # Small tables are read once, large ones by each query what it needs of them.
-            kind = "TABLE" if here is None and rows.get(name, 0) <= ROWS_HELD else "VIEW"
-            self._db.execute(
-                f"CREATE {kind} {name} AS SELECT * {f'REPLACE ({in_ms})' if in_ms else ''} "
-                f"FROM {name}_rows"
-            )
+            shown = f"* {f'REPLACE ({in_ms})' if in_ms else ''}"
+            self._db.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {name}_rows")
         # Nearly all queries need it; kept, a million of them would take some 300 MiB.
-        kind = "VIEW" if rows.get("failovers", 0) > ROWS_HELD else "TABLE"
+        kind = "TABLE" if "failovers" in held else "VIEW"
         self._db.execute(f"CREATE {kind} changes AS {_CHANGES}")
 
     def rows(self, query: str, *values: Any) -> list[Row]:
