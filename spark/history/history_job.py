@@ -23,7 +23,6 @@ from batonmq.spark.history.lines import (
     ORDER,
     LinesPlan,
     Source,
-    line_rows,
     plan_files,
     plan_parquet,
 )
@@ -96,7 +95,7 @@ class Inputs:
 def _read_lines(plan: LinesPlan, source: Source) -> Iterator[pa.RecordBatch]:
     """A piece of the histories as rows of LINES."""
     with _without_cycle_collection():
-        yield from line_rows(plan.lines(source))
+        yield from plan.read(source)
 
 
 def _fold_groups(

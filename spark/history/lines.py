@@ -7,10 +7,10 @@ them. What is no event is a `Damage`, by the same rules as in the table `history
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -34,13 +34,21 @@ _PARQUET_TIMES: Final = 8
 """Lines of text are so many times larger than Parquet of the same events."""
 
 
-class Line(NamedTuple):
-    """One event as a controller wrote it: which one (by number), and where among its lines."""
-
-    rank: int
-    offset: int
-    event: HistoryEvent
-    text: bytes
+LINES: Final = columns_of("""
+    string: grp log
+    long: raft_index part rank place
+    binary: line
+    long: time_ms set_size
+    bool: by_broker
+    string: file fault
+""")
+"""A line of a controller (`rank`), at a `place` among its lines. `by_broker`: the time is of a
+broker's clock; `set_size`: of an event that may change the set. A line that is no event has only
+its `file`, `place` and `fault`."""
+ORDER: Final = ("log", "raft_index", "part", "rank", "place", "line")
+_ROWS_MAX: Final = 20_000
+_SETS: Final = ("elected", "set_altered")
+Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +80,14 @@ class LinesPlan:
                 "distinguished; read fewer histories at once"
             )
 
-    def lines(self, source: Source) -> Iterator[Line | Damage]:
-        """The lines of one source, in its order. Raises OSError."""
-        if isinstance(source, RowGroup):
-            return _lines_of_rows(source, self.controllers)
-        rank = self.controllers.index(_controller(source))
-        return (
-            each if isinstance(each, Damage) else Line(rank, each[0], _tamed(each[2]), each[1])
-            for each in events_of(source)
-        )
+    def read(self, source: Source) -> Iterator[pa.RecordBatch]:
+        """Rows of LINES of one source, in its order. Raises OSError."""
+        of = _rows_of_parquet if isinstance(source, RowGroup) else _rows_of_text
+        rows = of(source, self.controllers)
+        while some := list(islice(rows, _ROWS_MAX)):
+            columns = zip(*some, strict=True)
+            arrays = [pa.array(each, kind) for each, kind in zip(columns, LINES.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=LINES)
 
 
 def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
@@ -135,16 +142,34 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
 def event_of(text: bytes) -> HistoryEvent:
     """The event of a line; a report that has a number of 17 digits or more (no offset and no span
     is so large) is empty. Raises ValueError for what is no event."""
-    return _tamed(checked_event(text))
+    event = checked_event(text)
+    is_wild = event.json and _WILD_NUMBER.search(event.json)
+    return msgspec.structs.replace(event, json="") if is_wild else event
 
 
-def _tamed(event: HistoryEvent) -> HistoryEvent:
-    if event.json and _WILD_NUMBER.search(event.json):
-        return msgspec.structs.replace(event, json="")
-    return event
+def _row(event: HistoryEvent, rank: int, place: int, text: bytes) -> Row:
+    members = max(len(event.sync_state_set), len(event.set_before)) if event.kind in _SETS else 0
+    return (
+        event.broker_name, event.log, event.raft_index, event.part, rank, place, text,
+        event.time_ms, members, event.kind in ON_BROKER_CLOCK, None, None,
+    )  # fmt: skip
 
 
-def _lines_of_rows(part: RowGroup, controllers: Sequence[str]) -> Iterator[Line | Damage]:
+def _faulty(file: str, place: int, fault: str) -> Row:
+    return (*[None] * 5, place, *[None] * 4, file, fault)
+
+
+def _rows_of_text(part: TextPart, controllers: Sequence[str]) -> Iterator[Row]:
+    rank = controllers.index(_controller(part))
+    for each in events_of(part):
+        if isinstance(each, Damage):
+            yield _faulty(each.file, each.offset, each.reason)
+        else:
+            place, text, event = each
+            yield _row(event, rank, place, text)
+
+
+def _rows_of_parquet(part: RowGroup, controllers: Sequence[str]) -> Iterator[Row]:
     ranks = {name: rank for rank, name in enumerate(controllers)}
     encode = msgspec.json.Encoder().encode
     with part.storage.file_system.open_input_file(part.path) as opened:
@@ -161,9 +186,9 @@ def _lines_of_rows(part: RowGroup, controllers: Sequence[str]) -> Iterator[Line 
                 known = {fields[name]: value for name, value in values.items() if value is not None}
                 text = encode({"time_ms": 0} | known)
                 try:
-                    yield Line(rank, row if at is None else at, event_of(text), text)
+                    yield _row(checked_event(text), rank, row if at is None else at, text)
                 except ValueError as error:
-                    yield Damage(part.path, row, 1, f"no event: {error}", in_log=False)
+                    yield _faulty(part.path, row, f"no event: {error}")
                 row += 1
 
 
@@ -174,41 +199,3 @@ def _in_ms(batch: pa.RecordBatch) -> pa.RecordBatch:
             ms = pc.floor_temporal(batch[at], unit="millisecond").cast(pa.timestamp("ms", "UTC"))
             batch = batch.set_column(at, field.name, ms.cast(pa.int64()))
     return batch
-
-
-# -- lines as rows, which an engine sums up and sorts ---------------------------------------------
-
-LINES: Final = columns_of("""
-    string: grp log
-    long: raft_index part rank place
-    binary: line
-    long: time_ms set_size
-    bool: by_broker
-    string: file fault
-""")
-"""A line of a controller (`rank`), at a `place` among its lines. `by_broker`: the time is of a
-broker's clock; `set_size`: of an event that may change the set. A line that is no event has only
-its `file`, `place` and `fault`."""
-ORDER: Final = ("log", "raft_index", "part", "rank", "place", "line")
-_ROWS_MAX: Final = 20_000
-_SETS: Final = ("elected", "set_altered")
-
-
-def line_rows(lines: Iterable[Line | Damage]) -> Iterator[pa.RecordBatch]:
-    """Rows of LINES."""
-    rows = map(_row, lines)
-    while some := list(islice(rows, _ROWS_MAX)):
-        columns = zip(*some, strict=True)
-        arrays = [pa.array(each, kind) for each, kind in zip(columns, LINES.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=LINES)
-
-
-def _row(line: Line | Damage) -> tuple[Any, ...]:
-    if isinstance(line, Damage):
-        return (*[None] * 5, line.offset, *[None] * 4, line.file, line.reason)
-    rank, place, event, text = line
-    members = max(len(event.sync_state_set), len(event.set_before)) if event.kind in _SETS else 0
-    return (
-        event.broker_name, event.log, event.raft_index, event.part, rank, place, text,
-        event.time_ms, members, event.kind in ON_BROKER_CLOCK, None, None,
-    )  # fmt: skip
