@@ -161,7 +161,7 @@ def _faulty(file: str, place: int, fault: str) -> Row:
 
 def _rows_of_text(part: TextPart, controllers: Sequence[str]) -> Iterator[Row]:
     rank = controllers.index(_controller(part))
-    for each in events_of(part):
+    for each in events_of(part.path, part.lines()):
         if isinstance(each, Damage):
             yield _faulty(each.file, each.offset, each.reason)
         else:
