@@ -58,7 +58,7 @@ def _quick_python(context: SparkContext) -> str:
     """A program that runs this interpreter, with the pyspark that is installed beside it.
 
     Spark puts archives of the same code before that. Python compiles what it imports from them in
-    each process anew, a second and a half of processor time, and of a stream's processes Spark
+    each process again, a second and a half of processor time, and of a stream's processes Spark
     waits for 10 s at most: on a busy machine that was too little.
     """
     home = Path(pyspark.__file__).parent

@@ -33,7 +33,7 @@ _REPEATING: Final = (
     RETRY_PREFIX, DLQ_PREFIX, SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX,
     OFFSET_MOVED_TOPIC,
 )  # fmt: skip
-#: Here messages wait for their time or commit; the answer names their own topic all the same.
+#: Here messages wait for their time or commit; the answer still names their own topic.
 _WAITING: Final = (SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _COMPARED: Final = "('missing', 'divergent', 'reordered')"
 
@@ -226,7 +226,7 @@ def _queues() -> Iterator[str]:
 
 
 def _steps(acked: bool) -> str:
-    """Gaps in queues, and steps back. A gap that damage or a lost message tells of is no other."""
+    """Gaps in queues, and steps back. A gap that damage or a lost message explains is no other."""
     text = """CASE
         WHEN q.kind = 'gap' THEN concat(CAST(q.lacking AS STRING), ' queue offset',
             CASE WHEN q.lacking > 1 THEN 's' ELSE '' END, ' from ', CAST(q.before + 1 AS STRING),
@@ -303,7 +303,7 @@ ACKED_VIEWS: Final = {
             ON e.entry = p.entry
         WHERE p.entry IS NULL
     """,
-    # `is_rest`: still looked for; else the entry only tells that its key is listed.
+    # `is_rest`: still looked for; else the entry only says that its key is listed.
     "sought": f"""
         SELECT s.*, CASE WHEN unique_key IS NOT NULL THEN concat('k', unique_key)
             WHEN grp IS NULL THEN NULL WHEN {_PLACED} THEN {_PLACE_TEXT}

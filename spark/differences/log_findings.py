@@ -1,4 +1,4 @@
-"""What comparing stores tells: findings, and the columns of table `differences`. Free of Spark."""
+"""What comparing stores gives: findings, and the columns of table `differences`. Free of Spark."""
 
 from __future__ import annotations
 

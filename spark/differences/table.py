@@ -134,7 +134,7 @@ def scan_range(task: RangeTask, options: DifferencesOptions) -> Iterator[pa.Reco
                     rows.append({"part": "finding", **asdict(found)})
                     continue
                 counts = found.is_true & (found.block.ends <= top)
-                # `have & have - 1` is 0 where only one bit is set: one replica agrees with nobody.
+                # `have & have - 1` is 0 where only one bit is set: one replica agrees with no other.
                 alike = counts & (found.lack == 0) & (found.have & (found.have - 1) != 0)
                 counted["messages"] += int(np.count_nonzero(counts))
                 counted["agreed"] += int(np.count_nonzero(alike))
@@ -187,7 +187,7 @@ def _epochs(group: ReplicaGroup, starts: Int64s, have: Int64s) -> tuple[Int64s, 
     """
     lists = [replica.facts.epoch_of(starts) for replica in group.replicas]
     epochs = np.array([each for each, _ in lists])
-    tells = ~np.array([unknown for _, unknown in lists])
+    knows = ~np.array([unknown for _, unknown in lists])
     has = (have >> np.arange(len(lists))[:, None]) & 1 == 1
     least = np.iinfo(np.int64).max
 
@@ -196,10 +196,10 @@ def _epochs(group: ReplicaGroup, starts: Int64s, have: Int64s) -> tuple[Int64s, 
         high: Int64s = np.where(of, epochs, -1).max(axis=0)
         return low, high
 
-    low, high = span(tells & has)
-    all_low, latest = span(tells)
+    low, high = span(knows & has)
+    all_low, latest = span(knows)
     low, high = np.where(high < 0, all_low, low), np.where(high < 0, latest, high)
-    current = (has & (~tells | (epochs == latest))).any(axis=0)
+    current = (has & (~knows | (epochs == latest))).any(axis=0)
     return high, low != high, current
 
 

@@ -155,7 +155,7 @@ class Vote:
             else:
                 (refusing if self._refuses(side, offset) else rest).append(side)
         for side in [*rest]:
-            # Its own chain of records broke before; the bytes are there all the same.
+            # Its own chain of records broke before; the bytes are still there.
             for raw, (_, its) in held.items():
                 if side.read(offset, offset + len(raw)) == raw:
                     its.append(side)
@@ -197,7 +197,7 @@ class Vote:
 
     def damages(self) -> Iterator[LogFinding]:
         """Damaged stretches without a finding about a message in them; after all places."""
-        untold: dict[tuple[int, int], list[Side]] = {}
+        unexplained: dict[tuple[int, int], list[Side]] = {}
         for side in self._sides:
             known = np.array(self._reported[side.index], np.int64).reshape(-1, 2)
             for damage in self._every[side.index].damages:
@@ -208,8 +208,8 @@ class Vote:
                     continue
                 if damage.offset >= self._end and self._is_good_elsewhere(damage):
                     continue  # it is a finding of the next stretch
-                untold.setdefault((damage.offset, damage.size), []).append(side)
-        for (offset, size), sides in untold.items():
+                unexplained.setdefault((damage.offset, damage.size), []).append(side)
+        for (offset, size), sides in unexplained.items():
             bad = self._every[sides[0].index].damage_at(offset)
             assert bad is not None, "the stretch that was just listed"
             numbers = [side.index for side in sides]

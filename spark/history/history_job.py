@@ -181,7 +181,7 @@ def _of_no_task(
     stores: Sequence[StoreFacts],
     elected: set[str],
 ) -> Iterator[HistoryFinding]:
-    """The findings that no fold of a group tells. `elected`: groups that had a master."""
+    """The findings that no fold of a group gives. `elected`: groups that had a master."""
     yield from history_findings.of_all(facts, damaged)
     for name, each in files.items():
         if name not in facts.groups:  # it has epoch files, and no event

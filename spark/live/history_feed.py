@@ -137,7 +137,7 @@ class HistoryFeed:
     def next_end(self, start: EventKey | None, most: int) -> EventKey | None:
         """Where the batch behind `start` ends, of `most` events; `start` if there is nothing.
 
-        `most` 0 is the trigger `once`, which knows no limit: the option's holds all the same, since
+        `most` 0 is the trigger `once`, which knows no limit: the option's still holds, since
         the driver holds the events of a batch.
         """
         if self._is_reached(start):
@@ -207,7 +207,7 @@ class HistoryFeed:
 
     def _next(self, after: EventKey | None, most: int) -> list[HistoryEvent]:
         """The next events, all of one log; none if there are none yet."""
-        # One request, to whom answered last; all are asked only where that does not lead on.
+        # One request, to the one that answered last; all are asked only where that does not lead on.
         page = self._page(self._current, after, most)
         if page is not None and _continues(page, after):
             return page.events

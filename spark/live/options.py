@@ -233,7 +233,7 @@ class SinkOptions(Options, frozen=True):
     batch_bytes: Positive = 256 << 10
     in_flight: Positive = 8
     ack_folder: Annotated[str, by(_folder)] = msgspec.field(name="ackReport", default="")
-    # Not ours: Spark hands a stream's to its sink, and options that nobody knows are refused.
+    # Not ours: Spark hands a stream's to its sink, and unknown options are refused.
     checkpoint_location: str = ""
     access: Access = Access()
 

@@ -192,7 +192,7 @@ class StreamPlan:
         """Waits for broker groups of the checkpoint that no name server names: all of their brokers
         are down, or the name server has just begun. Raises ClusterError if that stays so.
 
-        What is to be lost anyhow, or may be passed over, is not waited for.
+        What is to be lost anyhow, or may be left out, is not waited for.
         """
         options = self._options
         deadline_ms = boot_ms() + options.operation_timeout_ms

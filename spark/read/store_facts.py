@@ -75,7 +75,7 @@ class StoreFacts:
 
     @property
     def keeps_confirm(self) -> bool:
-        """Whether its checkpoint tells what is confirmed: without a controller that stays 0."""
+        """Whether its checkpoint says what is confirmed: without a controller that stays 0."""
         at = self.confirm_offset
         return at is not None and at >= (self.broker is None)
 

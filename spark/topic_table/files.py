@@ -120,7 +120,7 @@ def _note(report: TaskReport, rows: pa.RecordBatch) -> None:
 
 
 def _new_file(file: Any, folder: str) -> NewFile:
-    """What pyarrow tells of a file that it has written."""
+    """What pyarrow knows of a file that it has written."""
     path = file.path.removeprefix(folder).lstrip("/")
     pairs = [each.split("=", 1) for each in path.split("/") if "=" in each]
     part = {name: None if value == _NULL else value for name, value in pairs}

@@ -1,7 +1,7 @@
 """The history of failovers as a table: each batch of events becomes one commit of a Parquet folder.
 
 Beside its batch the table notes how far each log was read. So events that come again under a new
-checkpoint, which begins with the oldest event, are passed over.
+checkpoint, which begins with the oldest event, are left out.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class DeltaTopicTable:
     """A table of files below a folder, with its log in `_delta_log`.
 
     `location`: its folder, as a URI or path; data files go `below` it, what else is ours into the
-    folder `own`. Another program may write to it meanwhile, so each call opens it anew; only
+    folder `own`. Another program may write to it meanwhile, so each call opens it again; only
     `commit` builds on what `state` saw. Every method may raise OSError, or what deltalake raises.
     """
 
@@ -223,7 +223,7 @@ class IcebergTopicTable:
 
         self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
         columns = pa.schema([*OWN, *fields])
-        # Each commit writes the metadata anew; only the newest hundred copies are kept.
+        # Each commit writes all metadata again; only the newest hundred copies are kept.
         properties = {_ABOUT: _text(about), "write.metadata.delete-after-commit.enabled": "true"}
         with self._catalog.create_table_transaction(
             self._name, schema=columns, properties=properties

@@ -41,7 +41,7 @@ class StreamLost(BatonError):
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What a run has done so far. `repeats`: what came again and was passed over."""
+    """What a run has done so far. `repeats`: what came again and was left out."""
 
     batches: int = 0
     repeats: int = 0

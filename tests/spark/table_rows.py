@@ -1,4 +1,4 @@
-"""Reads tables and topics without Spark, and tells good rows from damage."""
+"""Reads tables and topics without Spark, and separates good rows from damage."""
 
 from pathlib import Path
 

@@ -172,7 +172,7 @@ def test_any_split_and_window_yields_every_record_and_every_damage_once(tmp_path
     assert found == damaged
 
 
-def test_a_size_across_the_confirmed_end_is_told_once_wherever_a_range_begins(log_files):
+def test_a_size_across_the_confirmed_end_is_reported_once_wherever_a_range_begins(log_files):
     starts = [log_files.add(number=number) for number in range(6)]
     log_files.save()
     path, end = log_files.root / "commitlog" / f"{0:020d}", log_files.end

@@ -192,6 +192,6 @@ def test_bad_options_are_named_in_one_line(session):
 
 
 def test_processes_on_this_machine_import_the_installed_pyspark(session):
-    """From Spark's archive each would compile it anew, and a stream gives its processes 10 s."""
+    """From Spark's archive each would compile it again, and a stream gives its processes 10 s."""
     place = session.sparkContext.parallelize([0], 1).map(lambda _: pyspark.__file__)
     assert place.collect() == [pyspark.__file__]

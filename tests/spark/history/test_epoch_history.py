@@ -87,7 +87,7 @@ def by_hand():
     log.elected("planned", 2, 3, NOON + 1_015, master_before=1, reason="planned switch",
                  detected_ms=NOON + 1_012, proposed_ms=NOON + 1_013)  # fmt: skip
     log.served("planned", 2, 3, NOON + 1_015)
-    # Idle: nobody wrote for 5 s.
+    # Idle: no message for 5 s.
     log.first("idle", NOON)
     log.elected("idle", 2, 2, NOON + 1_000, master_before=1)
     log.served("idle", 2, 2, NOON + 1_000, ack=5_010)
@@ -544,7 +544,7 @@ def test_when_an_open_outage_began(table):
         assert [ms(row["at"]) for row in found] == began
 
 
-def test_groups_of_one_name_in_two_clusters_are_told_apart(table):
+def test_groups_of_one_name_in_two_clusters_are_kept_apart(table):
     """Each has epochs 1 and 2 with masters of its own: no rule is broken."""
     here, other = f"shared ({LOG})", "shared"
     for group, masters in ((here, [1, 2, 1]), (other, [1, 3])):
@@ -697,7 +697,7 @@ def test_an_earlier_result_is_not_mixed_with(ran, tmp_path):
 
 
 def test_a_history_without_events_is_a_result_too(tmp_path):
-    """One controller wrote nothing yet, another one only what nobody can put into a calendar."""
+    """One controller wrote nothing yet, another one only what no calendar has."""
     write(tmp_path / "n0" / "history-n0.jsonl", [], tail=b'{"log":"torn')
     out = str(tmp_path / "out")
     arguments = ["--quiet", "--no-report", "--json", "--output", out, "--history"]
@@ -736,7 +736,7 @@ def test_wild_numbers_of_a_broker_stop_nothing(tmp_path):
     assert [row["bytes"] for row in rows_of(out, "truncations")] == [0]
 
 
-def test_wrong_input_is_told_by_name(tmp_path):
+def test_wrong_input_is_named(tmp_path):
     def said(*arguments):
         output = str(tmp_path / "out")
         result = CliRunner().invoke(main, [*arguments, "--quiet", "--output", output])

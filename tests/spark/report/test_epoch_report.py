@@ -154,7 +154,7 @@ def test_an_incident_says_its_numbers(browser, incident):
     assert "3.30 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
 
 
-def test_a_story_tells_each_step(browser, incident):
+def test_a_story_has_each_step(browser, incident):
     browser.show(incident)
     browser.run("document.querySelectorAll('#failovers td.link a')[1].click()")
     opened = browser.run(

@@ -157,7 +157,7 @@ def test_long_names_that_differ_at_one_end_stay_apart():
     assert folded("<b>") == "&lt;b&gt;"
 
 
-def test_percentiles_at_one_place_are_told_apart():
+def test_percentiles_at_one_place_are_kept_apart():
     """Each line is drawn above a wider one: it hides none."""
     traces = percentiles_figure([(0, 5, 90, 90)], "delay", [1, 10], str).data
     assert [trace["name"] for trace in traces] == ["p99", "p95", "p50"]
@@ -172,7 +172,7 @@ def test_lines_at_one_place_have_one_name():
 
 
 def test_parts_of_a_change_add_up_to_the_whole():
-    """What no part tells of is grey; silence by which a hung master was missed is a part, too."""
+    """What no part covers is grey; silence by which a hung master was missed is a part, too."""
     parts = {"detect_ms": 820, "elect_ms": 10, "role_ms": None, "open_ms": 50, "first_ack_ms": 20}
     drawn = parts_figure([("a #1", "", parts, 1_000, "")]).data
     assert sum(trace["x"][0] for trace in drawn) == 1_000

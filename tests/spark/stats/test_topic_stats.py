@@ -223,7 +223,7 @@ def test_lag_and_the_age_of_what_waits_from_run_to_run(done):
     assert found[12, 0]["oldest_age_ms"] == 52_000
     assert found[12, 1]["oldest_age_ms"] == 120_000 - 3 * 600
     assert found[13, 1]["oldest_age_ms"] == 3_600_000 + 120_000 - 3 * 600
-    # Queue 9 is not there (any more): nobody can say how far behind that is.
+    # Queue 9 is not there (any more): it is unknown how far behind that is.
     done_rows = rows(out, "consumer_lag", group="done")
     assert {(r["queue_id"], r["lag"], r["oldest_age_ms"]) for r in done_rows} == {
         (0, 0, None),
