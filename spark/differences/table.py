@@ -134,7 +134,7 @@ def scan_range(task: RangeTask, options: DifferencesOptions) -> Iterator[pa.Reco
                     rows.append({"part": "finding", **asdict(found)})
                     continue
                 counts = found.is_true & (found.block.ends <= top)
-                # `have & have - 1` is 0 where only one bit is set: one replica agrees with no other.
+                # `have & have - 1` is 0 where only one bit is set: one replica alone is no proof.
                 alike = counts & (found.lack == 0) & (found.have & (found.have - 1) != 0)
                 counted["messages"] += int(np.count_nonzero(counts))
                 counted["agreed"] += int(np.count_nonzero(alike))

@@ -207,7 +207,7 @@ class HistoryFeed:
 
     def _next(self, after: EventKey | None, most: int) -> list[HistoryEvent]:
         """The next events, all of one log; none if there are none yet."""
-        # One request, to the one that answered last; all are asked only where that does not lead on.
+        # One request, to the one that answered last; all are asked only where that gives nothing.
         page = self._page(self._current, after, most)
         if page is not None and _continues(page, after):
             return page.events
