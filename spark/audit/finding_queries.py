@@ -9,6 +9,7 @@ not used. `docs/spark-jobs.md` explains the kinds of findings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -47,6 +48,12 @@ def _finding(severity: str, kind: str, detail: str, of: str, **columns: str) -> 
     known = {name: f"{of}.{name}" for name in ("grp", *_OF_ROWS[of])}
     known |= {"severity": severity, "kind": kind, "detail": detail, **columns}
     return ", ".join(f"{known.get(name, 'NULL')} AS {name}" for name in COLUMNS)
+
+
+def _text(template: str) -> str:
+    """A text as SQL; what stands in braces is SQL already, and not NULL."""
+    parts = enumerate(re.split("[{}]", template))
+    return f"concat({', '.join(part if at % 2 else repr(part) for at, part in parts if part)})"
 
 
 _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "epoch",
@@ -155,8 +162,9 @@ def _ranges(acked: bool) -> Iterator[str]:
         if acked
         else ""
     )
-    moved = """concat('in this replica it lies at ', CAST(p.other AS STRING), ', queue ',
-        CAST(p.other_queue AS STRING), ' offset ', CAST(p.other_offset AS STRING))"""
+    moved = _text(
+        "in this replica it lies at {p.other}, queue {p.other_queue} offset {p.other_offset}"
+    )
     same = """f.grp = p.grp AND f.replicas = p.replicas AND f.severity = p.severity"""
     kind = "CASE WHEN p.grp IS NOT NULL THEN 'reordered' ELSE f.kind END"
     detail = f"concat(CASE WHEN p.grp IS NOT NULL THEN {moved} ELSE f.detail END, {note})"
@@ -184,13 +192,12 @@ def _queues() -> Iterator[str]:
     """Consume queues against the messages that their replicas confirm."""
     of = _equal("u", "s", ("grp", "replica"))
     kind = "CASE WHEN u.points_to IS NULL THEN 'queue_missing' ELSE 'queue_wrong' END"
-    detail = """concat(CASE WHEN f.path IS NULL THEN 'no file holds its unit'
+    tags = _text("its unit has tags code {u.unit_tags}, its tags make {u.tags}")
+    place = _text("its unit points to {u.unit_size} bytes at {u.points_to}")
+    detail = f"""concat(CASE WHEN f.path IS NULL THEN 'no file holds its unit'
         WHEN u.points_to IS NULL THEN 'its unit was never written'
-        WHEN u.points_to = u.physical_offset AND u.unit_size = u.size THEN
-            concat('its unit has tags code ', CAST(u.unit_tags AS STRING), ', its tags make ',
-                CAST(u.tags AS STRING))
-        ELSE concat('its unit points to ', CAST(u.unit_size AS STRING), ' bytes at ',
-            CAST(u.points_to AS STRING)) END, p.doubt)"""
+        WHEN u.points_to = u.physical_offset AND u.unit_size = u.size THEN {tags}
+        ELSE {place} END, p.doubt)"""
     more = {"replicas": "s.names", "epoch": "p.epoch"}
     wrong = _finding("'critical'", kind, detail, "u", size="u.size", file="f.path", **more)
     # Before its first file a queue has expired, or begins; a filler says that it begins behind it.
@@ -201,8 +208,9 @@ def _queues() -> Iterator[str]:
         WHERE u.queue_offset < u.reach AND u.queue_offset >= u.begins
             AND coalesce(u.unit_size, 0) <> {FILLER_SIZE}
     """
-    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
-        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
+    detail = _text(
+        "the consume queue ends at {b.reach}; {b.amount} confirmed messages have no unit yet"
+    )
     behind = _finding("'info'", "'queue_behind'", detail, "b", replicas="s.names")
     yield f"""
         SELECT {behind} FROM (
@@ -211,8 +219,10 @@ def _queues() -> Iterator[str]:
             FROM unfit WHERE queue_offset >= reach GROUP BY grp, replica, topic, queue_id, reach
         ) b JOIN stores s ON b.grp = s.grp AND b.replica = s.replica
     """
-    detail = """concat('the unit points to ', CAST(u.physical_offset AS STRING),
-        ', where no message of this queue offset lies', p.doubt)"""
+    detail = _text(
+        "the unit points to {u.physical_offset}, where no message of this queue offset lies"
+        "{p.doubt}"
+    )
     stray = _finding("'critical'", "'queue_wrong'", detail, "u", file="u.path", **more)
     yield f"""
         SELECT {stray} FROM (
@@ -227,15 +237,13 @@ def _queues() -> Iterator[str]:
 
 def _steps(acked: bool) -> str:
     """Gaps in queues, and steps back. A gap that damage or a lost message explains is no other."""
-    text = """CASE
-        WHEN q.kind = 'gap' THEN concat(CAST(q.lacking AS STRING), ' queue offset',
-            CASE WHEN q.lacking > 1 THEN 's' ELSE '' END, ' from ', CAST(q.before + 1 AS STRING),
-            ' on ', CASE WHEN q.lacking > 1 THEN 'have no message in the log'
-                ELSE 'has no message' END)
-        WHEN q.queue_offset = 0 THEN concat('the queue begins again at 0 behind ',
-            CAST(q.before AS STRING), ', as if it was deleted and created again')
-        ELSE concat('queue offset ', CAST(q.queue_offset AS STRING), ' follows ',
-            CAST(q.before AS STRING), ' in the log') END"""
+    again = "the queue begins again at 0 behind {q.before}, as if it was deleted and created again"
+    text = f"""CASE
+        WHEN q.kind = 'gap' AND q.lacking > 1 THEN
+            {_text("{q.lacking} queue offsets from {q.before + 1} on have no message in the log")}
+        WHEN q.kind = 'gap' THEN {_text("1 queue offset from {q.before + 1} on has no message")}
+        WHEN q.queue_offset = 0 THEN {_text(again)}
+        ELSE {_text("queue offset {q.queue_offset} follows {q.before} in the log")} END"""
     severity = "CASE WHEN q.kind <> 'gap' AND q.queue_offset = 0 THEN 'warning' ELSE 'critical' END"
     at = "CASE WHEN q.kind = 'gap' THEN q.before + 1 ELSE q.queue_offset END"
     lost = unless = ""
@@ -262,8 +270,7 @@ def _steps(acked: bool) -> str:
 def _duplicates() -> str:
     """Every place but the first of a unique key that is in a topic more than once."""
     window = "OVER (PARTITION BY grp, topic, unique_key ORDER BY physical_offset)"
-    detail = """concat('first at ', CAST(m.first_at AS STRING), ', queue ',
-        CAST(m.first_queue AS STRING), ' offset ', CAST(m.first_offset AS STRING))"""
+    detail = _text("first at {m.first_at}, queue {m.first_queue} offset {m.first_offset}")
     return f"""
         SELECT {_finding("'info'", "'duplicated'", detail, "m")} FROM (
             SELECT *, row_number() {window} AS nth,
@@ -277,8 +284,7 @@ def _duplicates() -> str:
 
 
 _PLACED: Final = "topic IS NOT NULL AND queue_id IS NOT NULL AND queue_offset IS NOT NULL"
-_PLACE_TEXT: Final = """concat('p', grp, '/', topic, '/', CAST(queue_id AS STRING), '/',
-    CAST(queue_offset AS STRING))"""
+_PLACE_LINK: Final = _text("p{grp}/{topic}/{queue_id}/{queue_offset}")
 _FOUND: Final = """m.grp AS m_grp, m.topic AS m_topic, m.queue_id AS m_queue,
     m.queue_offset AS m_queue_offset, m.physical_offset AS m_offset, m.size AS m_size,
     m.epoch AS m_epoch, m.body_crc AS m_crc"""
@@ -306,9 +312,8 @@ ACKED_VIEWS: Final = {
     # `is_rest`: still looked for; else the entry only says that its key is listed.
     "sought": f"""
         SELECT s.*, CASE WHEN unique_key IS NOT NULL THEN concat('k', unique_key)
-            WHEN grp IS NULL THEN NULL WHEN {_PLACED} THEN {_PLACE_TEXT}
-            WHEN id_offset IS NOT NULL THEN concat('i', grp, '/', CAST(id_offset AS STRING))
-            END AS link
+            WHEN grp IS NULL THEN NULL WHEN {_PLACED} THEN {_PLACE_LINK}
+            WHEN id_offset IS NOT NULL THEN {_text("i{grp}/{id_offset}")} END AS link
         FROM (
             SELECT r.*, TRUE AS is_rest FROM rest r
             UNION ALL
@@ -323,10 +328,9 @@ ACKED_VIEWS: Final = {
             UNION ALL
             SELECT m.*, concat('k', batch_key) AS link FROM messages m WHERE batch_key IS NOT NULL
             UNION ALL
-            SELECT m.*, {_PLACE_TEXT} AS link FROM messages m WHERE amount = 0
+            SELECT m.*, {_PLACE_LINK} AS link FROM messages m WHERE amount = 0
             UNION ALL
-            SELECT m.*, concat('i', grp, '/', CAST(physical_offset AS STRING)) AS link
-            FROM messages m
+            SELECT m.*, {_text("i{grp}/{physical_offset}")} AS link FROM messages m
         ) l JOIN (SELECT DISTINCT link FROM sought WHERE link IS NOT NULL) s ON l.link = s.link
     """,
     "copies": """
@@ -440,12 +444,12 @@ def _held() -> Iterator[str]:
         WHERE e.nth = 1 AND (c.many IS NULL OR c.many < s.many)
     """
     crc = "(e.body_crc & 2147483647)"
-    what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
-        CAST({crc} AS STRING))"""
+    what = _text(f"its body has CRC {{e.m_crc}}, the acknowledged one {{{crc}}}")
     finding = _finding("'critical'", "'divergent'", what, "e", field="'body'", **at)
     yield f"SELECT {finding} FROM found e WHERE {crc} <> e.m_crc"
-    what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
-        CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
+    what = _text(
+        "acknowledged here, lies at queue {e.m_queue} offset {e.m_queue_offset} of {e.m_topic}"
+    )
     finding = _finding("'critical'", "'reordered'", what, "e", **at)
     yield f"SELECT {finding} FROM moved e"
 
@@ -457,11 +461,11 @@ def _lost() -> Iterator[str]:
         ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
     finding = _finding("'warning'", "'unchecked'", why, "e")
     yield f"SELECT {finding} FROM nowhere e WHERE e.outcome IN ('unknown', 'unchecked')"
-    what = """CASE WHEN e.bits IS NOT NULL THEN concat('acknowledged, and only in ', s.names,
-            ': the others, or a later epoch, went on without it')
-        ELSE concat('acknowledged, and in no replica', CASE WHEN n.nearest IS NOT NULL THEN
-            concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
-            ELSE '' END) END"""
+    only = "acknowledged, and only in {s.names}: the others, or a later epoch, went on without it"
+    nearest = "; the one before it in its queue lies at {n.nearest}"
+    what = f"""CASE WHEN e.bits IS NOT NULL THEN {_text(only)}
+        WHEN n.nearest IS NOT NULL THEN {_text("acknowledged, and in no replica" + nearest)}
+        ELSE 'acknowledged, and in no replica' END"""
     at = {"physical_offset": "e.physical_offset", "epoch": "coalesce(e.epoch, n.epoch)"}
     finding = _finding("'critical'", "'lost'", what, "e", replicas="s.replicas", **at)
     yield f"""
@@ -485,9 +489,10 @@ def _of_list() -> Iterator[str]:
         WHERE p.m_grp IS NULL AND n.grp IS NULL
     """
     order = "OVER (PARTITION BY grp, producer, topic, queue_id ORDER BY number, entry)"
-    what = """concat('number ', CAST(e.number AS STRING), ' of producer ', e.producer,
-        ' was acknowledged here, number ', CAST(e.number_before AS STRING),
-        ' before it at queue offset ', CAST(e.offset_before AS STRING))"""
+    what = _text(
+        "number {e.number} of producer {e.producer} was acknowledged here, number "
+        "{e.number_before} before it at queue offset {e.offset_before}"
+    )
     finding = _finding("'warning'", "'reordered'", what, "e")
     yield f"""
         SELECT {finding} FROM (
