@@ -82,8 +82,10 @@ class LinesPlan:
 
     def read(self, source: Source) -> Iterator[pa.RecordBatch]:
         """Rows of LINES of one source, in its order. Raises OSError."""
-        of = _rows_of_parquet if isinstance(source, RowGroup) else _rows_of_text
-        rows = of(source, self.controllers)
+        if isinstance(source, RowGroup):
+            rows = _rows_of_parquet(source, self.controllers)
+        else:
+            rows = _rows_of_text(source, self.controllers)
         while some := list(islice(rows, _ROWS_MAX)):
             columns = zip(*some, strict=True)
             arrays = [pa.array(each, kind) for each, kind in zip(columns, LINES.types, strict=True)]
