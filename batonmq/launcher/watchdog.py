@@ -25,13 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batonmq.runtime.service_manager import (
-    NOTIFY_SOCKET,
-    READY,
-    STOPPING,
-    WATCHDOG,
-    WATCHDOG_USEC,
-)
+from batonmq.runtime.service_manager import NOTIFY_SOCKET, READY, STOPPING, WATCHDOG, WATCHDOG_USEC
 from batonmq.runtime.sockets import name_senders
 
 TICK_MS: Final = 100

@@ -303,8 +303,7 @@ class Findings:
         logs = {a: answer.log for a, answer in self.metadata.items() if answer.log is not None}
         found = [
             Problem.of(
-                f"controller {a}: {what}",
-                "free disk space" if lacks_disk_space(what) else _LOOK,
+                f"controller {a}: {what}", "free disk space" if lacks_disk_space(what) else _LOOK
             )
             for a, log in logs.items()
             for what in log.problems

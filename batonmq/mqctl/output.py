@@ -78,11 +78,7 @@ class Output:
             self.line(text, style)
 
     def records(
-        self,
-        records: Sequence[Mapping[str, object]],
-        columns: Mapping[str, str],
-        *,
-        key: str = "",
+        self, records: Sequence[Mapping[str, object]], columns: Mapping[str, str], *, key: str = ""
     ) -> None:
         """All of the records, in an object under `key` if that is given; for people a table of
         `columns`: member -> heading. A member whose name ends with Timestamp is a time."""
@@ -247,10 +243,7 @@ def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
         numbers = bool(rows) and all(_is_number(row[i]) for row in rows)
         # Only the widest column is folded: names and addresses stay whole at 80 columns.
         table.add_column(
-            heading,
-            justify="right" if numbers else "left",
-            overflow="fold",
-            no_wrap=i != folded,
+            heading, justify="right" if numbers else "left", overflow="fold", no_wrap=i != folded
         )
     for row in rows:
         table.add_row(*(Text(cell, style=getattr(cell, "style", "")) for cell in row))

@@ -66,11 +66,7 @@ class RollNode:
 
 
 def nodes_of(
-    findings: Findings,
-    name_servers: Sequence[str],
-    controllers: Sequence[str],
-    *,
-    embedded: bool,
+    findings: Findings, name_servers: Sequence[str], controllers: Sequence[str], *, embedded: bool
 ) -> list[RollNode]:
     """All processes. `embedded`: the controllers run in the name servers, in the same order.
     Raises Doubt if they cannot be paired."""

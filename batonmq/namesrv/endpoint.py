@@ -22,12 +22,7 @@ from batonmq.auth.policy import UserWrapper
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.registered_topics import drop_odd_topics, drop_what_no_route_shows, parts_of
-from batonmq.namesrv.state import (
-    BrokerRegistration,
-    MinIdChange,
-    RegisterOutcome,
-    RouteInfoManager,
-)
+from batonmq.namesrv.state import BrokerRegistration, MinIdChange, RegisterOutcome, RouteInfoManager
 from batonmq.namesrv.topics import Parts, listed
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,

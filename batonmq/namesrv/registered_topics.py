@@ -13,12 +13,7 @@ from msgspec.structs import replace
 from batonmq.namesrv.topics import Parts
 from batonmq.protocol.bodies import DataVersion, TopicConfig
 from batonmq.protocol.register_body import RegisterBrokerBody
-from batonmq.protocol.topic_name import (
-    TOPIC_LENGTH_MAX,
-    TOPIC_QUEUES_MAX,
-    odd_topics,
-    text_problem,
-)
+from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, odd_topics, text_problem
 
 log = logging.getLogger(__name__)
 

@@ -158,10 +158,7 @@ class RouteInfoManager:
     """All routes of one name server. Times are milliseconds of the caller's monotonic clock."""
 
     def __init__(
-        self,
-        *,
-        delete_topic_with_broker_registration: bool = False,
-        entries_max: int = ENTRIES_MAX,
+        self, *, delete_topic_with_broker_registration: bool = False, entries_max: int = ENTRIES_MAX
     ) -> None:
         self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
         self._topics = TopicQueueTable()

@@ -98,12 +98,7 @@ class ComposeCluster(Cluster):
     limit_s = HEALTHY_S
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str = "batonmq-chaos",
-        subnet: int = 93,
-        secured: bool = False,
+        self, folder: Path, *, name: str = "batonmq-chaos", subnet: int = 93, secured: bool = False
     ) -> None:
         """`secured`: TLS on every port, and users; `folder` gets the certificates."""
         self.folder = folder
@@ -180,10 +175,7 @@ class ComposeCluster(Cluster):
         )
 
     def _all(self, name: str) -> list[Container]:
-        labels = [
-            f"com.docker.compose.project={self.name}",
-            f"com.docker.compose.service={name}",
-        ]
+        labels = [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={name}"]
         found: list[Container] = self.client.containers.list(all=True, filters={"label": labels})
         return found
 
@@ -216,10 +208,7 @@ class ComposeCluster(Cluster):
 
     def mqctl(self, *arguments: str) -> Ran:
         """One run of the command, with nothing but the advertised addresses."""
-        environ = {
-            "NAMESRV_ADDR": self.name_servers,
-            "CONTROLLER_ADDR": ";".join(self.controllers),
-        }
+        environ = {"NAMESRV_ADDR": self.name_servers, "CONTROLLER_ADDR": ";".join(self.controllers)}
         if self.secured:
             environ |= {
                 "BATONMQ_TLS_TRUST": str(self.tls / "ca.pem"),

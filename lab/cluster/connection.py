@@ -52,11 +52,7 @@ class BlockingConnection:
         return reply
 
     def post(
-        self,
-        code: int,
-        ext: Mapping[str, object] = _NO_FIELDS,
-        body: bytes = b"",
-        flag: int = 0,
+        self, code: int, ext: Mapping[str, object] = _NO_FIELDS, body: bytes = b"", flag: int = 0
     ) -> int:
         """Sends a request without waiting; its opaque. `take` returns the replies as they come."""
         opaque = next(self._opaque)

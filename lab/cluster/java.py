@@ -72,10 +72,7 @@ SMALL_FILES: Final[dict[str, object]] = {
     "maxHashSlotNum": 1000,
     "maxIndexNum": 4000,
 }
-NO_WARMING: Final[dict[str, object]] = {
-    "transferMsgByHeap": "true",
-    "warmMapedFileEnable": "false",
-}
+NO_WARMING: Final[dict[str, object]] = {"transferMsgByHeap": "true", "warmMapedFileEnable": "false"}
 T = TypeVar("T")
 
 

@@ -22,14 +22,7 @@ CALLS_PER_WRITE = 4
 TAIL_S = 0.15
 CALLS_OF_A_FIRST_START = 90
 CALLS_OF_A_CUT = 12
-CUT_STEPS = (
-    "truncat",
-    "consumequeue",
-    "commitlog/0",
-    "epochFileCheckpoint",
-    "checkpoint",
-    "",
-)
+CUT_STEPS = ("truncat", "consumequeue", "commitlog/0", "epochFileCheckpoint", "checkpoint", "")
 
 
 class Midway(Fault):

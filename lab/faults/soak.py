@@ -61,12 +61,7 @@ class Log:
 
 
 def run_soak(
-    *,
-    minutes: float,
-    seed: int,
-    folder: Path,
-    progress: Callable[[str], None],
-    queues: int = 0,
+    *, minutes: float, seed: int, folder: Path, progress: Callable[[str], None], queues: int = 0
 ) -> int:
     """The exit code: 1 as soon as a promise was broken or a cluster did not come back. `queues`:
     how many more queues are written beside the load."""

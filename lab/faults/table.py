@@ -17,12 +17,7 @@ Progress = Callable[[str], None]
 
 
 def run_table(
-    faults: Sequence[type[Fault]],
-    *,
-    trials: int,
-    seed: int,
-    folder: Path,
-    progress: Progress,
+    faults: Sequence[type[Fault]], *, trials: int, seed: int, folder: Path, progress: Progress
 ) -> int:
     """One cluster per fault, kept in `folder` if anything was found. The exit code: 1 if a promise
     was broken or a fault could not be measured, else 0. A missed limit shows in the table."""

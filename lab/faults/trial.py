@@ -359,7 +359,7 @@ class Lab:
         return [
             BrokenPromise(
                 "elections", f"masterEpoch rose by {count}, expected were {low} to {high}"
-            ),
+            )
         ]
 
     def verify(self, group: GroupState) -> list[BrokenPromise]:

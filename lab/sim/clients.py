@@ -241,12 +241,7 @@ class SimConsumer(Client):
     """One member of a consumer group."""
 
     def __init__(
-        self,
-        world: World,
-        messages: Messages,
-        number: int,
-        group: str,
-        topics: Sequence[str],
+        self, world: World, messages: Messages, number: int, group: str, topics: Sequence[str]
     ) -> None:
         super().__init__(world, messages, f"{group} member {number}", number)
         self.group = group

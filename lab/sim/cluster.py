@@ -47,10 +47,7 @@ class SimCluster(World):
             self.promises.lineage.check,
             sightings.check,
             Standing(
-                self,
-                self.brokers.values(),
-                lambda: self.promises.group,
-                self.promises.host_of,
+                self, self.brokers.values(), lambda: self.promises.group, self.promises.host_of
             ).check,
         ]
         self.network.raft_watch = self._watch_vote
@@ -169,10 +166,7 @@ def cluster_of(
     level on lines of the servers' logs are traced, too."""
     with _own_folder():
         cluster = SimCluster(seed, settings, Path(), tell)
-        with (
-            _around(cluster, logs),
-            ambient(seed, cluster.network, cluster.clocks, cluster.disks),
-        ):
+        with _around(cluster, logs), ambient(seed, cluster.network, cluster.clocks, cluster.disks):
             try:
                 yield cluster
             finally:

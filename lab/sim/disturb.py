@@ -31,12 +31,7 @@ from batonmq.protocol.bodies import ConsumerData, HeartbeatData
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.topic_name import GROUP_LENGTH_MAX, NAME_BYTES_MAX
-from batonmq.remoting.command import (
-    BUFFER_SIZE,
-    FRAME_SIZE_MAX,
-    RemotingCommand,
-    encode_frame,
-)
+from batonmq.remoting.command import BUFFER_SIZE, FRAME_SIZE_MAX, RemotingCommand, encode_frame
 from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster
 from lab.sim.hosts import (

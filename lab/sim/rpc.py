@@ -224,11 +224,7 @@ class _Stream:
     """The client's end of a stream."""
 
     def __init__(
-        self,
-        channel: SimChannel,
-        path: str,
-        requests: AsyncIterator[Any],
-        codec: tuple[Any, Any],
+        self, channel: SimChannel, path: str, requests: AsyncIterator[Any], codec: tuple[Any, Any]
     ) -> None:
         network = channel.network
         self._network = network

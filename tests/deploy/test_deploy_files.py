@@ -148,12 +148,7 @@ def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
         assert not listeners, "the Raft port is not published"
         assert controller.store_path.startswith("/var/lib/batonmq/")
         check = [str(word) for word in project["services"][name]["healthcheck"]["test"]]
-        assert check[-4:] == [
-            "namesrv",
-            str(namesrv.listen_port),
-            "controller",
-            str(peer.port),
-        ]
+        assert check[-4:] == ["namesrv", str(namesrv.listen_port), "controller", str(peer.port)]
     assert len(groups) == 1
 
 

@@ -290,11 +290,7 @@ def test_a_controller_address_is_enough_where_the_group_is_named(
 def test_broker_epoch_is_a_list_of_epoch_entry_cache(mqctl: Run) -> None:
     caches = mqctl("getBrokerEpoch", "-b", "broker-a", "--json").json
     assert len(caches) == 2
-    assert caches[0]["epochList"][0] == {
-        "epoch": 1,
-        "startOffset": 0,
-        "endOffset": (1 << 63) - 1,
-    }
+    assert caches[0]["epochList"][0] == {"epoch": 1, "startOffset": 0, "endOffset": (1 << 63) - 1}
     assert mqctl("getBrokerEpoch").out.splitlines()[1].split()[3:] == ["1", "0", "300"]
     assert mqctl("getBrokerEpoch", "-b", "nope").code == 1
 

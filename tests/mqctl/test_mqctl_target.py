@@ -112,10 +112,7 @@ def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(h
 
 
 def test_what_changes_something_goes_to_no_cluster_that_was_only_the_last_one_started(
-    mqctl: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    fake: Any,
+    mqctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Any
 ) -> None:
     monkeypatch.delenv("NAMESRV_ADDR")
     monkeypatch.delenv("CONTROLLER_ADDR")

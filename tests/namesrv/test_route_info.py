@@ -184,9 +184,7 @@ def test_r32_a_zombie_of_a_lower_epoch_does_not_take_id_0(routes: Routes) -> Non
     assert routes.addrs() == {0: M1}, "one of the same epoch does"
 
 
-def test_r32_nor_while_the_new_master_is_away_but_its_slaves_know_the_epoch(
-    routes: Routes,
-) -> None:
+def test_r32_nor_while_the_new_master_is_away_but_its_slaves_know_the_epoch(routes: Routes) -> None:
     """The new master's socket to this name server broke for a moment: id 0 is free, yet S3, which
     follows epoch 2, is registered. The zombie of epoch 1 is ignored, the master comes back."""
     routes.register(M2, 0, body(epoch=2))
@@ -229,9 +227,7 @@ def test_topics_count_only_from_id_0(routes: Routes) -> None:
     assert route is not None and route.queue_datas[0].read_queue_nums == 4
 
 
-def test_the_lowest_id_sets_topics_where_acting_masters_were_named_at_all(
-    routes: Routes,
-) -> None:
+def test_the_lowest_id_sets_topics_where_acting_masters_were_named_at_all(routes: Routes) -> None:
     """With enableActingMaster=true its topics lose the write bit; an old broker, which sends no
     such field, is not listened to."""
     routes.register(S3, 3, acting=None)

@@ -53,12 +53,7 @@ class AdminRequests:
         return kind.decode((await self.ask(address, code, ext, what)).body)
 
     async def find(
-        self,
-        address: str,
-        code: RequestCode,
-        ext: dict[str, str],
-        what: str,
-        absent: ResponseCode,
+        self, address: str, code: RequestCode, ext: dict[str, str], what: str, absent: ResponseCode
     ) -> bytes | None:
         """The body of a reply; None if its code is `absent`. Raises as `ask`."""
         reply = await self.ask(address, code, ext, what, also=frozenset({absent}))

@@ -32,12 +32,7 @@ PERCENTILES = (50, 90, 99, 99.9)
 @click.option("--parallel", type=COUNT, default=16, show_default=True, help="Sends at a time.")
 @click.option("--rate", type=COUNT, help="At most so many a second; default: as fast as it goes.")
 async def bench(
-    context: CommandContext,
-    topic: str,
-    seconds: float,
-    size: int,
-    parallel: int,
-    rate: int | None,
+    context: CommandContext, topic: str, seconds: float, size: int, parallel: int, rate: int | None
 ) -> None:
     """The messages stay in the topic: use one of its own. One process sends, so a group with more
     cores than that takes more. Ends with 1 if a send was not acknowledged.
@@ -126,10 +121,7 @@ def _show(context: CommandContext, found: dict[str, Any]) -> None:
         return
     rows = [
         ("Acknowledged", f"{found['acknowledged']} of {found['sends']} in {found['seconds']} s"),
-        (
-            "Rate",
-            f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second",
-        ),
+        ("Rate", f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second"),
     ]
     latencies = found["latencyMs"].items()
     rows += [(f"Latency {name}", f"{ms} ms") for name, ms in latencies if ms is not None]

@@ -10,13 +10,7 @@ from batonmq.client.admin.cluster import only_cluster
 from batonmq.mqctl.context import CommandContext, answered, ask_all
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
 from batonmq.mqctl.params import command, exclusive, option
-from batonmq.mqctl.routes import (
-    Brokers,
-    broker_addresses,
-    brokers_of,
-    every_broker,
-    not_registered,
-)
+from batonmq.mqctl.routes import Brokers, broker_addresses, brokers_of, every_broker, not_registered
 from batonmq.protocol.bodies import PROBLEMS_KEY, ClusterInfo
 from batonmq.protocol.codes import MASTER_ID
 
@@ -145,11 +139,7 @@ async def get_broker_config(
 @option("-k", "--key", required=True, help="Setting.")
 @option("-v", "--value", required=True, help="Its new value.")
 async def update_broker_config(
-    context: CommandContext,
-    broker_addr: str | None,
-    cluster_name: str | None,
-    key: str,
-    value: str,
+    context: CommandContext, broker_addr: str | None, cluster_name: str | None, key: str, value: str
 ) -> None:
     """A setting is one broker's own: with -c all members get it, slaves, too. It outlasts a
     restart.

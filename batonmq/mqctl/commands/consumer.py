@@ -42,8 +42,7 @@ async def consumer_progress(
         groups = admin.consumer_groups
         if group_name:
             parts = await context.ask_each(
-                masters,
-                lambda name: groups.progress(group_name, topic_name, {name: masters[name]}),
+                masters, lambda name: groups.progress(group_name, topic_name, {name: masters[name]})
             )
             found = {group_name: _joined(group_name, parts.values())}
         else:

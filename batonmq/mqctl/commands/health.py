@@ -22,14 +22,7 @@ NAMED_MAX = 10  # groups in the last line
 
 @command("health", controllers=True, timeout_s=0.45)
 @option("-w", "--watch", is_flag=True, help="Look again until healthy, or ctrl-C.")
-@option(
-    "-i",
-    "--interval",
-    "every_s",
-    type=SECONDS,
-    default=0.5,
-    help="With --watch: how often.",
-)
+@option("-i", "--interval", "every_s", type=SECONDS, default=0.5, help="With --watch: how often.")
 @option("--within", "within_s", type=SECONDS, help="With --watch: give up after so long.")
 @option("--classic", is_flag=True, help="The cluster has no controllers.")
 async def health(

@@ -306,10 +306,7 @@ class _StoreReader:
             return
         newest_ms, *_, confirmed = CHECKPOINT.struct.unpack(head)
         self.facts = replace(
-            self.facts,
-            newest_ms=newest_ms,
-            confirmed=confirmed,
-            known_end=max(recovery, confirmed),
+            self.facts, newest_ms=newest_ms, confirmed=confirmed, known_end=max(recovery, confirmed)
         )
 
     def _tables(self) -> None:
@@ -358,12 +355,7 @@ def read_log(facts: StoreEvidence, until: Until) -> Iterator[StoreEvidence]:
             what = "the log has a hole here: the file that follows begins later"
             found = (FaultEvidence("log-part", str(path), what, check.end, following - check.end),)
         end = check.end if following < 0 else facts.end
-        facts = replace(
-            facts,
-            end=end,
-            read_from=int(path.name),
-            faults=(*found, *facts.faults),
-        )
+        facts = replace(facts, end=end, read_from=int(path.name), faults=(*found, *facts.faults))
         following = int(path.name)
         yield facts
 

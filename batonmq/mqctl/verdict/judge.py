@@ -70,8 +70,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "permission-denied": Incident("a process may not use a file", _REFUSED),
     "folder-locked": Incident("another process has the folder", _REFUSED),
     "descriptors-exhausted": Incident(
-        "too few file descriptors are left",
-        ("connections-closed", *_HUNG, *_REFUSED),
+        "too few file descriptors are left", ("connections-closed", *_HUNG, *_REFUSED)
     ),
     "certificate-refused": Incident("a certificate has ended, or is of others", ("slave-behind",)),
     "connections-closed": Incident("a port that may take only TLS", ("slave-behind",)),

@@ -24,12 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
-from batonmq.protocol.topic_name import (
-    PROGRESS_TOPIC,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    retry_topic,
-)
+from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, retry_topic
 from lab.sim.features.log import Checker, FeatureLog, number_of, some, text_of
 from lab.sim.hosts import DELAY_LEVELS_S
 from lab.sim.records import LogRecord
