@@ -11,31 +11,86 @@ minute: it shows that the bench works, no more.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lab.bench.cpu import CpuMeter, anon_mib
-from lab.bench.load_loop import IN_FLIGHT, Phase, SendTarget, write
+from lab.bench.cpu import CpuMeter, CpuUse, anon_mib
 from lab.bench.pinger import pinging
 from lab.bench.report import number
 from lab.bench.run import folder_there, machine_facts, names_among, progress
 from lab.bench.scale_groups import members
-from lab.bench.scale_store import behind_memory
+from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection
 from lab.cluster.load import Load
 from lab.cluster.up import ClusterProcess
 
+IN_FLIGHT: Final = 16
 BODY: Final = b"x" * 1024
 QUEUES_OF_A_TOPIC: Final = 8
+BACKLOG_TOPIC: Final = "ScaleBacklog"
+BACKLOG_BODY: Final = b"x" * (32 << 10)
 FAILOVER_LIMIT_S: Final = 60.0
 
 Values = dict[str, float]
+
+
+class SendTarget(NamedTuple):
+    """Where a message goes. A topic that is new gets `queues` queues."""
+
+    connection: BlockingConnection
+    topic: str
+    queue_id: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`gap_s`: the longest time between two acks."""
+
+    acked: int
+    seconds: float
+    gap_s: float
+    use: CpuUse
+
+    @property
+    def per_second(self) -> float:
+        return self.acked / self.seconds
+
+
+def write(
+    targets: Iterable[SendTarget], body: bytes, meter: CpuMeter, *, in_flight: int = IN_FLIGHT
+) -> Phase:
+    """Sends until `targets` end. Raises RuntimeError for a send that was refused."""
+    under_way: deque[BlockingConnection] = deque()
+    acked, gap_s = 0, 0.0
+    began = last = time.monotonic()
+
+    def take() -> None:
+        nonlocal acked, gap_s, last
+        reply = under_way.popleft().take()
+        if reply.code != frames.OK:
+            raise RuntimeError(f"send {acked}: code {reply.code} {reply.remark}")
+        now = time.monotonic()
+        gap_s, last = max(gap_s, now - last), now
+        acked += 1
+
+    for target in targets:
+        if len(under_way) == in_flight:
+            take()
+        fields = frames.send_ext(target.topic, target.queue_id, queues=target.queues)
+        target.connection.post(frames.SEND_V2, fields, body)
+        under_way.append(target.connection)
+    while under_way:
+        take()
+    return Phase(acked, time.monotonic() - began, gap_s, meter.stop())
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +253,55 @@ def consumers(bench: Bench, count: int) -> Values:
             found = members(master["address"], count)
         used_us = meter.stop().micros_per(count)["master"]
         return found | {"wait_ms": pinged.longest_ms, "member_us": used_us}
+
+
+def behind_memory(address: str, folder: Path, gigabytes: float, meter: CpuMeter) -> Values:
+    """Rates of writing and of reading. The pages of the log are dropped in between, as far as the
+    kernel does it for a file that a broker has mapped."""
+    count, queues = int(gigabytes * 1e9 / len(BACKLOG_BODY)), QUEUES_OF_A_TOPIC
+    with BlockingConnection(address, timeout_s=60) as connection:
+        targets = (SendTarget(connection, BACKLOG_TOPIC, n % queues, queues) for n in range(count))
+        phase = write(targets, BACKLOG_BODY, meter)
+        _drop_pages(folder)
+        began = time.monotonic()
+        read = _read_all(connection)
+        seconds = time.monotonic() - began
+    if read < count:
+        raise RuntimeError(f"{read} of {count} messages were read")
+    return values_of(phase, len(BACKLOG_BODY)) | {
+        "read_mb_per_second": read * len(BACKLOG_BODY) / 1e6 / seconds
+    }
+
+
+def _drop_pages(folder: Path) -> None:
+    for path in folder.glob("**/commitlog/*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _read_all(connection: BlockingConnection) -> int:
+    """How many messages there are; each queue has one pull under way."""
+    asked: dict[int, tuple[int, int]] = {}
+
+    def ask(queue_id: int, offset: int) -> None:
+        ext = frames.pull_ext(BACKLOG_TOPIC, queue_id, offset)
+        asked[connection.post(frames.PULL, ext)] = queue_id, offset
+
+    for queue_id in range(QUEUES_OF_A_TOPIC):
+        ask(queue_id, 0)
+    read = 0
+    while asked:
+        reply = connection.take()
+        queue_id, offset = asked.pop(reply.opaque)
+        following = int(reply.ext.get("nextBeginOffset", offset))
+        if reply.code == frames.OK and following > offset:
+            read += following - offset
+            ask(queue_id, following)
+    return read
 
 
 def backlog(bench: Bench, gigabytes: float) -> Values:

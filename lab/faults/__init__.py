@@ -6,6 +6,6 @@ record. The cluster is observed from outside: processes run as `batonmq up` star
 writes by frames of its own (`lab.cluster.probe`).
 
 `trial` has the shape of a fault, injects one and runs the checkers, `catalogue` lists all (`kills`,
-`cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `figures` (pure) is the table. In
-`soak`, consumer groups read along (`consumers`): each is given every acknowledged message.
+`cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `table` measures them. In `soak`,
+consumer groups read along (`consumers`): each is given every acknowledged message.
 """

@@ -17,8 +17,8 @@ from lab.faults.clients import (
     ClientFault,
     ClientRun,
     run_clients,
+    run_host_gone,
 )
-from lab.faults.clients_gone import run_host_gone
 from lab.faults.soak import run_soak
 from lab.faults.table import run_table
 

@@ -2,6 +2,10 @@
 
 A cluster as `batonmq up` runs it, its processes supervised. One program with the senders and one
 with the consumers live through all trials of all faults.
+
+With `--host-gone` the host of the master is gone: kill -9, and from then on no packet to or from
+its address arrives, so nothing answers or refuses. No supervisor helps then. Each node, and the
+clients, have a network namespace of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from typing import Any, Final
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.cluster import GROUP, Sections
 from lab.cluster.frames import OK
+from lab.cluster.held import HOSTS, PROBE_HOST, HeldCluster
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.network import Namespaces, why_not
+from lab.cluster.network_commands import between
 from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, GivenTotals, Seen, StockLoad
 from lab.cluster.up import ClusterProcess
 
@@ -197,3 +204,40 @@ def client_table(
                 f" | {failures} | {len(trials)} |"
             )
     return "\n".join(lines)
+
+
+GONE_SENDERS: Final = {"sync": 2, "avoiding": 2}
+GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: None)
+
+
+def run_host_gone(run: ClientRun) -> int:
+    """The exit code: 1 if an acknowledged message did not come, or if this machine lacks what it
+    takes."""
+    if lacks := why_not() or " and ".join(missing_tools()):
+        run.progress(f"the row is left out: {lacks}")
+        return 1
+    network = Namespaces(HOSTS)
+    with ExitStack() as stack:
+        network.open()
+        stack.callback(network.close)
+        cluster = HeldCluster(run.folder / "cluster", network, run.routes)
+        stack.callback(cluster.stop)
+        stack.enter_context(network.inside(PROBE_HOST))
+        cluster.start()
+        load = run.start(stack, cluster.name_servers, GONE_SENDERS)
+
+        def suffer(_: ClientFault) -> None:
+            _host_goes(cluster, network)
+            load.go_on(run.go_on)
+            network.heal()
+            cluster.launch_dead()
+            cluster.wait_whole()
+
+        return play((GONE,), run, load, suffer)
+
+
+def _host_goes(cluster: HeldCluster, network: Namespaces) -> None:
+    master = cluster.master()
+    others = [network.address[host] for host in HOSTS if host != master.name]
+    network.cut(between([network.address[master.name]], others))
+    master.kill()

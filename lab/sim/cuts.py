@@ -18,8 +18,7 @@ from lab.sim.clients import Sender, Topics
 from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.hosts import Host
 from lab.sim.messages import Messages
-from lab.sim.served import ShownMasters
-from lab.sim.service import BOUNDS_S, Service
+from lab.sim.service import BOUNDS_S, Service, ShownMasters
 from lab.sim.settings import Settings
 from lab.sim.world import Tell, Violation
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from lab.sim.cuts import ROLES, break_host, roles_of
 from lab.sim.hosts import Host
 from lab.sim.kinds import PlannedFault
-from lab.sim.served import ServedKinds
+from lab.sim.service import ServedKinds
 from lab.sim.world import Violation
 
 _FIRST = ("L", "L", "L", "M", "M", "F1", "S1", "S2")

@@ -48,8 +48,7 @@ from lab.sim.kinds import (
 )
 from lab.sim.messages import Messages, Place
 from lab.sim.records import LogRecord, records
-from lab.sim.served import AMONG_OTHERS_S, ShownMasters
-from lab.sim.service import Service
+from lab.sim.service import AMONG_OTHERS_S, Service, ShownMasters
 from lab.sim.settings import (
     Settings,
     draw_settings,

@@ -16,8 +16,7 @@ from lab.sim.decisions import NewestCommit
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import PlannedFault
 from lab.sim.records import log_end
-from lab.sim.served import ServedKinds
-from lab.sim.service import BOUNDS_S, Service
+from lab.sim.service import BOUNDS_S, ServedKinds, Service
 
 _LOOK_S = 0.2
 _AWAY_S = 0.3

@@ -24,9 +24,9 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.runtime.clock import boot_ms
 from batonmq.store.message_store import MessageStore
+from lab.sim.decisions import Verdicts
 from lab.sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost
 from lab.sim.rot import read_log
-from lab.sim.verdicts import Verdicts
 
 LEASE_S = 0.6
 _ACKS_WAIT_S = 0.8  # of the second for which they wait at most

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab.cluster.java import SEGMENT
-from lab.cluster.mixed import MixedGroup
-from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.mixed import MixedGroup, logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java

@@ -10,8 +10,7 @@ from left_out import namespaces
 
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection
-from lab.cluster.mixed import MixedGroup
-from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.mixed import MixedGroup, logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.network import Namespaces
 from lab.cluster.network_commands import between
 

@@ -21,8 +21,7 @@ from lab.cluster import frames
 from lab.cluster.cluster import GROUP
 from lab.cluster.connection import BlockingConnection, ask, ha_status
 from lab.cluster.java import SEGMENT
-from lab.cluster.mixed import MixedGroup
-from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.mixed import MixedGroup, logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.mqctl import mqctl
 from lab.cluster.writer import Writer, wait_acks
 

@@ -8,7 +8,7 @@ writes.
 It is in `faults`, which has the faults, the load and the checkers, and is above `spark`. The jobs
 run as processes of their own, as for an operator; nothing of PySpark is imported.
 
-`fault_schedule` lists the faults, `fault_records` is the record, `jobs` runs the jobs,
-`tables` what they wrote, `compare` (pure) whether that agrees with the record, `summary` (pure) the
+`fault_records` has the order of the faults and the record of them, `jobs` runs the jobs, `tables`
+is what they wrote, `compare` (pure) whether that agrees with the record, `summary` (pure) the
 result and how it is shown, `run` the order of it all.
 """

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from lab.faults.aftermath.fault_records import FaultRecord
-from lab.faults.aftermath.fault_schedule import FAILOVER, PLANNED
+from lab.faults.aftermath.fault_records import FAILOVER, PLANNED, FaultRecord
 from lab.faults.aftermath.tables import FailoverRow, MastershipRow, Name, SetChangeRow, Tables
 
 TOLERANCE_MS: Final = 100

@@ -1,16 +1,54 @@
-"""The record: which faults were injected, when, into which processes, and what was seen. Pure.
+"""Which faults are injected in which order, and the record: when, into which processes, and what
+was seen. Pure.
 
-One JSON object a line. Times are wall clock in ms, `gap_ms` is the longest time without an
-acknowledged write in all of it, ids of brokers are those of the controllers.
+The record has one JSON object a line. Times are wall clock in ms, `gap_ms` is the longest time
+without an acknowledged write in all of it, ids of brokers are those of the controllers.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
 
-from lab.faults.aftermath.fault_schedule import PLANNED, kind_of
+from lab.faults import harmless, kills, slaves
 from lab.faults.trial import Fault, Trial
+
+DOZEN: Final[tuple[type[Fault], ...]] = (
+    kills.KillMaster,
+    harmless.SwitchFault,
+    kills.HangMaster,
+    kills.HangLeader,
+    kills.KillMasterAndLeader,
+    slaves.KillSlave,
+    kills.HangLeaderThenKillMaster,
+    harmless.SwitchFault,
+    kills.TwoKills,
+    kills.HangLeaderAndKillMaster,
+    kills.KillMaster,
+    kills.HangMaster,
+    kills.HangLeader,
+    harmless.SwitchFault,
+    kills.KillMaster,
+)
+"""At least a dozen changes of master, and what must not be one between them."""
+
+FEW: Final[tuple[type[Fault], ...]] = (
+    kills.KillMaster,
+    harmless.SwitchFault,
+    slaves.KillSlave,
+    kills.HangMaster,
+)
+
+PLANNED: Final = "planned_switch"
+FAILOVER: Final = "failover"
+
+
+def kind_of(fault: Fault) -> str:
+    """What the history must call the elections that follow; empty if none may follow."""
+    if fault.elections == (0, 0):
+        return ""
+    return PLANNED if isinstance(fault, harmless.SwitchFault) else FAILOVER
 
 
 @dataclass(frozen=True, slots=True)

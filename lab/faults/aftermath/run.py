@@ -14,8 +14,7 @@ from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster import GROUP
 from lab.faults.aftermath import jobs
 from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wrong
-from lab.faults.aftermath.fault_records import FaultRecord, fault_record
-from lab.faults.aftermath.fault_schedule import DOZEN
+from lab.faults.aftermath.fault_records import DOZEN, FaultRecord, fault_record
 from lab.faults.aftermath.summary import AftermathResult
 from lab.faults.aftermath.tables import read_streamed, read_tables
 from lab.faults.trial import Fault, Lab, make_network

@@ -15,8 +15,15 @@ from lab.cluster.held import GroupState
 from lab.cluster.probe import acked_line
 from lab.faults.aftermath import summary
 from lab.faults.aftermath.compare import HistoryComparison, compare, contiguous, stream_wrong
-from lab.faults.aftermath.fault_records import FaultRecord, fault_record
-from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
+from lab.faults.aftermath.fault_records import (
+    DOZEN,
+    FAILOVER,
+    FEW,
+    PLANNED,
+    FaultRecord,
+    fault_record,
+    kind_of,
+)
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
 from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChangeRow, Tables

@@ -15,8 +15,8 @@ from lab.cluster.load import longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
 from lab.cluster.writer import QueueAck
 from lab.faults.catalogue import BY_NAME, FAULTS
-from lab.faults.figures import FaultFigures, markdown
 from lab.faults.kills import late_acks
+from lab.faults.table import FaultFigures, markdown
 from lab.faults.trial import InjectedFault
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]

@@ -16,8 +16,7 @@ import pytest
 from lab.sim.cuts import Cut, all_cuts, live
 from lab.sim.kinds import LASTING
 from lab.sim.life import plan_of
-from lab.sim.served import AMONG_OTHERS_S
-from lab.sim.service import BOUNDS_S, Reach, Service
+from lab.sim.service import AMONG_OTHERS_S, BOUNDS_S, Reach, Service
 
 
 def _roles_swapped(cut: Cut, swapped: dict[str, str]) -> object:

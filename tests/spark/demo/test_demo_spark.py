@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lab.faults.aftermath import summary
-from lab.faults.aftermath.fault_schedule import FEW
+from lab.faults.aftermath.fault_records import FEW
 from lab.faults.aftermath.run import Aftermath, AftermathOptions
 from lab.faults.aftermath.tables import read_tables
 
