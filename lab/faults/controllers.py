@@ -16,7 +16,7 @@ from lab.cluster.load import longest_gap
 from lab.cluster.network_commands import between
 from lab.cluster.node_process import NodeProcess
 from lab.faults.failing import FullDiskMaster
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 SERVICE_GAP_S: Final = 4.0
 """The bound of the simulation's lives, 3 s, on a machine that has other work."""
@@ -35,7 +35,7 @@ def gap_finding(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
 class ControllerFault(Fault):
     """Of the leading controller, or of another one where the class says so."""
 
-    measure: ClassVar[Measure] = "gap"
+    measure = "gap"
     watch_s = 5.0
     follows: ClassVar[bool] = False
 

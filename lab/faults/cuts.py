@@ -14,7 +14,7 @@ from lab.cluster.checks import BrokenPromise
 from lab.cluster.held import PROBE_HOST
 from lab.cluster.network_commands import between
 from lab.faults.kills import late_acks
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 
 class CutMaster(Fault):
@@ -22,6 +22,7 @@ class CutMaster(Fault):
     lost; `inward`: what is sent to it."""
 
     needs_cuts = True
+    measure = "gap"
     watch_s = 2.0
     hold_s = (0.5, 1.5)
     controllers: ClassVar[bool] = False
@@ -61,6 +62,7 @@ class CutMaster(Fault):
 class CutFromEveryone(CutMaster):
     name = "cut-master"
     title = "master cut off from everyone"
+    measure = "first ack"
     peer = "10 s and more"
     limit_s = 1.0
     elections = (1, 1)
@@ -70,6 +72,7 @@ class CutFromEveryone(CutMaster):
 class CutFromCluster(CutMaster):
     name = "cut-master-clients-stay"
     title = "master cut off from everyone but its clients"
+    measure = "first ack"
     limit_s = 1.0
     elections = (1, 1)
     controllers = replicas = True
@@ -78,21 +81,18 @@ class CutFromCluster(CutMaster):
 class CutFromControllers(CutMaster):
     name = "cut-master-controllers"
     title = "master cut off from the controllers only: longest gap"
-    measure: ClassVar[Measure] = "gap"
     controllers = True
 
 
 class CutFromReplicas(CutMaster):
     name = "cut-master-replicas"
     title = "master cut off from the replicas only: longest gap"
-    measure: ClassVar[Measure] = "gap"
     replicas = True
 
 
 class OnewayMasterUnheard(CutMaster):
     name = "oneway-master-unheard"
     title = "one direction: no process of the cluster receives from the master"
-    measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
     inward = False
 
@@ -100,7 +100,6 @@ class OnewayMasterUnheard(CutMaster):
 class OnewayMasterDeaf(CutMaster):
     name = "oneway-master-deaf"
     title = "one direction: the master receives from no process of the cluster"
-    measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
     outward = False
 
@@ -108,7 +107,6 @@ class OnewayMasterDeaf(CutMaster):
 class OnewayControllersDeaf(CutMaster):
     name = "oneway-controllers-deaf"
     title = "one direction: the controllers do not hear the master"
-    measure: ClassVar[Measure] = "gap"
     controllers = True
     inward = False
 
@@ -116,7 +114,6 @@ class OnewayControllersDeaf(CutMaster):
 class OnewayControllersUnheard(CutMaster):
     name = "oneway-controllers-unheard"
     title = "one direction: the master does not hear the controllers"
-    measure: ClassVar[Measure] = "gap"
     controllers = True
     outward = False
 
@@ -124,7 +121,6 @@ class OnewayControllersUnheard(CutMaster):
 class OnewayReplicasDeaf(CutMaster):
     name = "oneway-replicas-deaf"
     title = "one direction: the replicas do not hear the master"
-    measure: ClassVar[Measure] = "gap"
     replicas = True
     inward = False
 
@@ -132,6 +128,5 @@ class OnewayReplicasDeaf(CutMaster):
 class OnewayReplicasUnheard(CutMaster):
     name = "oneway-replicas-unheard"
     title = "one direction: the master does not hear the replicas"
-    measure: ClassVar[Measure] = "gap"
     replicas = True
     outward = False

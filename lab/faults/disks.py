@@ -11,6 +11,7 @@ from typing import Any
 
 from batonmq.history.event import EventKind
 from lab.cluster.checks import BrokenPromise
+from lab.cluster.node_process import kill_all
 from lab.cluster.stores import copy_sparsely, put_back, wipe
 from lab.faults.trial import Fault, InjectedFault, Lab
 
@@ -151,10 +152,7 @@ class WipedSlaveAlone(Fault):
         brokers = lab.cluster.brokers
         brokers[spoiled].kill()
         wipe(lab.cluster.data_folders[spoiled])
-        brokers[master].signal(signal.SIGKILL)
-        brokers[complete].signal(signal.SIGKILL)
-        brokers[master].kill()
-        brokers[complete].kill()
+        kill_all((brokers[master], brokers[complete]))
         died = time.monotonic()
         lab.cluster.launch(brokers[spoiled])
         lab.cluster.wait_listening(spoiled)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import stop_all
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 JUMPS = ("+3600", "-3600", "+90000", "-90000", "+2592000", "-0.7")
 DAY_S = 86_400
@@ -23,27 +23,27 @@ BURN = "while True: pass"
 
 
 class Failing(Fault):
-    """One process fails while it runs; `fail` says how.
+    """One process fails while it runs: its disk by `rules`, unless `fail` does something else.
 
     `endures`: the fault that must not end the process; empty if it may.
     """
 
-    measure: ClassVar[Measure] = "gap"
+    measure = "gap"
     watch_s = 2.5
+    rules: ClassVar[str]
     endures: ClassVar[str] = ""
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         process = self.subject(lab, rng)
-        notes: dict[str, object] = {"subject": process.name}
         at = time.monotonic()
-        notes["how"] = self.fail(process, rng)
-        return InjectedFault(at, notes=notes)
+        return InjectedFault(at, notes={"subject": process.name, "how": self.fail(process, rng)})
 
     def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return lab.cluster.brokers[lab.master()]
 
     def fail(self, process: NodeProcess, rng: random.Random) -> str:
-        raise NotImplementedError
+        process.fail_disk(self.rules)
+        return self.rules
 
     @staticmethod
     def failing(lab: Lab, injected: InjectedFault) -> NodeProcess:
@@ -82,12 +82,8 @@ class FullDiskMaster(Failing):
 
     name = "full-disk-master"
     title = "the master's disk is full: longest gap between acks"
+    rules = "room * ENOSPC"
     endures = "a full disk"
-
-    def fail(self, process: NodeProcess, rng: random.Random) -> str:
-        rules = "room * ENOSPC"
-        process.fail_disk(rules)
-        return rules
 
 
 class FullDiskSlave(AtSlave, FullDiskMaster):
@@ -100,11 +96,7 @@ class ErrorAtSyncMaster(Failing):
 
     name = "eio-sync-master"
     title = "EIO at one fdatasync of the master's log: longest gap between acks"
-
-    def fail(self, process: NodeProcess, rng: random.Random) -> str:
-        rules = "fdatasync commitlog/0 EIO once"
-        process.fail_disk(rules)
-        return rules
+    rules = "fdatasync commitlog/0 EIO once"
 
 
 class ErrorAtSyncSlave(AtSlave, ErrorAtSyncMaster):

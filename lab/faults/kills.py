@@ -6,11 +6,11 @@ import random
 import signal
 import time
 from functools import partial
-from typing import ClassVar
 
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.cluster.node_process import kill_all
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 WAIT_FOR_ELECTIONS_S = 1.0
 TWO_KILLS_S = 0.05
@@ -94,7 +94,7 @@ class HangLeader(Fault):
 
     name = "hang-leader"
     title = "SIGSTOP controller leader: longest gap between acks"
-    measure: ClassVar[Measure] = "gap"
+    measure = "gap"
     watch_s = 2.0
     elections = (0, 0)
 
@@ -118,7 +118,6 @@ def resumed_controller(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]
     older epoch after a newer one. Raft indexes tell before from after: clocks may have jumped."""
     index, resumed_at = injected.notes["controller"], injected.notes["resumedIndex"]
     old_epoch = injected.notes["controllerEpoch"]
-    assert isinstance(index, int) and isinstance(resumed_at, int) and isinstance(old_epoch, int)
     node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
     found: list[BrokenPromise] = []
@@ -189,11 +188,7 @@ class KillControllers(Fault):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         at = time.monotonic()
-        # `kill` waits for the end: the signals first, so that all die at once.
-        for process in lab.cluster.controller_processes:
-            process.signal(signal.SIGKILL)
-        for process in lab.cluster.controller_processes:
-            process.kill()
+        kill_all(lab.cluster.controller_processes)
         return InjectedFault(at, notes={"group": str(group.broker_ids)})
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
@@ -205,11 +200,8 @@ class KillControllers(Fault):
     def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         group = lab.cluster.wait_whole()
         if str(group.broker_ids) != injected.notes["group"]:
-            return [
-                BrokenPromise(
-                    "forgotten", f"the group was {injected.notes['group']}, is {group.broker_ids}"
-                )
-            ]
+            was = injected.notes["group"]
+            return [BrokenPromise("forgotten", f"the group was {was}, is {group.broker_ids}")]
         return []
 
 

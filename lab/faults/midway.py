@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import signal
 import time
-from typing import ClassVar
+from contextlib import suppress
 
 from lab.cluster.node_process import NodeProcess
 from lab.cluster.processes import NotInTime, wait_for
 from lab.cluster.stores import wipe
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 DIES_S = 3.0
 CALLS_OF_A_FILE = 4
@@ -28,7 +28,7 @@ CUT_STEPS = ("truncat", "consumequeue", "commitlog/0", "epochFileCheckpoint", "c
 class Midway(Fault):
     """Measured is the longest gap after the fault, with the step and its kill."""
 
-    measure: ClassVar[Measure] = "gap"
+    measure = "gap"
     watch_s = 1.0
 
     def rule(self, rng: random.Random, paths: tuple[str, ...], calls: int) -> str:
@@ -40,13 +40,13 @@ class Midway(Fault):
             before //= CALLS_PER_WRITE
         return f"kill {moment} {call} {path} after {before}"
 
-    def wait_end(self, process: NodeProcess) -> bool:
-        """Whether the armed process died. It survives if its step makes fewer disk calls."""
-        try:
-            wait_for("the armed process to die", lambda: not process.runs, DIES_S)
-        except NotInTime:
-            return False
-        return True
+    def injected(self, at_s: float, armed: NodeProcess, rule: str) -> InjectedFault:
+        """Once the armed process died, or survived: its step may make fewer disk calls."""
+        with suppress(NotInTime):
+            wait_for("the armed process to die", lambda: not armed.runs, DIES_S)
+        return InjectedFault(
+            at_s, notes={"rule": rule, "armed": armed.name, "died": not armed.runs}
+        )
 
 
 class KillInEpochAppend(Midway):
@@ -62,8 +62,7 @@ class KillInEpochAppend(Midway):
         armed.fail_disk(rule)
         at = time.monotonic()
         master.kill()
-        died = self.wait_end(armed)
-        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+        return self.injected(at, armed, rule)
 
 
 class KillInCut(Midway):
@@ -90,8 +89,7 @@ class KillInCut(Midway):
         rule = self.rule(rng, CUT_STEPS, CALLS_OF_A_CUT)
         armed.fail_disk(rule)
         lab.cluster.launch(armed)
-        died = self.wait_end(armed)
-        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+        return self.injected(at, armed, rule)
 
 
 class KillInVote(Midway):
@@ -111,8 +109,7 @@ class KillInVote(Midway):
         if leader is not armed:
             leader.signal(signal.SIGKILL)
         master.kill()
-        died = self.wait_end(armed)
-        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+        return self.injected(at, armed, rule)
 
 
 class KillInFirstStart(Midway):
@@ -130,5 +127,4 @@ class KillInFirstStart(Midway):
         rule = self.rule(rng, ("",), CALLS_OF_A_FIRST_START)
         armed.fail_disk(rule)
         lab.cluster.launch(armed)
-        died = self.wait_end(armed)
-        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+        return self.injected(at, armed, rule)

@@ -6,11 +6,10 @@ import random
 import signal
 import threading
 import time
-from typing import ClassVar
 
 from lab.cluster.network_commands import between
 from lab.cluster.node_process import NodeProcess
-from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.faults.trial import Fault, InjectedFault, Lab
 
 SLOW_KBIT = 200
 SLOW_LATENCY_MS = 400
@@ -19,7 +18,7 @@ STUTTER_RUNS_S = 0.05
 
 
 class SlaveFault(Fault):
-    measure: ClassVar[Measure] = "gap"
+    measure = "gap"
     watch_s = 2.0
     elections = (0, 0)
 

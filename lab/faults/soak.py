@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -126,7 +127,7 @@ def _one_cluster(
                 else:
                     log.write("fault", name=name)
                     trial = lab.trial(subjects[name], rng)
-                    found, notes, names = trial.findings, trial.document(), name
+                    found, notes, names = trial.findings, asdict(trial), name
                 trials += 1
                 log.kinds[name] += 1
                 log.write("over", name=names, notes=notes)

@@ -48,7 +48,7 @@ class InjectedFault:
     old_epoch: int = 0
     took_s: float = 0.0
     healed_s: float = 0.0
-    notes: dict[str, object] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class Fault:
@@ -139,26 +139,12 @@ class Trial:
     acked: int
     findings: list[BrokenPromise]
     span: TrialSpan
-    notes: dict[str, object] = field(default_factory=dict)
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "fault": self.fault,
-            "seconds": self.seconds,
-            "gapS": self.gap_s,
-            "healGapS": self.heal_gap_s,
-            "wholeS": self.whole_s,
-            "elections": self.elections,
-            "acked": self.acked,
-            "findings": [[one.rule, one.text] for one in self.findings],
-            "notes": self.notes,
-        }
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
-def make_network(*, with_cuts: bool | None = None) -> Network:
-    """Namespaces if they are possible, else the loopback. `with_cuts` False: the loopback."""
-    can = with_cuts is not False and not why_not()
-    return Namespaces(HOSTS) if can else Network(HOSTS)
+def make_network() -> Network:
+    """Namespaces if they are possible, else the loopback."""
+    return Network(HOSTS) if why_not() else Namespaces(HOSTS)
 
 
 class Lab:
@@ -224,15 +210,14 @@ class Lab:
                     )
                 )
             if self._queues:
-                self.many = undo.enter_context(self._write_many())
+                self.many = undo.enter_context(
+                    ManyQueuesWriter(self.cluster.addresses, self._queues, pause_s=MANY_PAUSE_S)
+                )
             self._exit = undo.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._exit.close()
-
-    def _write_many(self) -> ManyQueuesWriter:
-        return ManyQueuesWriter(self.cluster.addresses, self._queues, pause_s=MANY_PAUSE_S)
 
     @property
     def stored(self) -> dict[int, int]:
@@ -356,11 +341,8 @@ class Lab:
         if fault.elections is None or fault.elections[0] <= count <= fault.elections[1]:
             return []
         low, high = fault.elections
-        return [
-            BrokenPromise(
-                "elections", f"masterEpoch rose by {count}, expected were {low} to {high}"
-            )
-        ]
+        text = f"masterEpoch rose by {count}, expected were {low} to {high}"
+        return [BrokenPromise("elections", text)]
 
     def verify(self, group: GroupState) -> list[BrokenPromise]:
         """Reads back what was written since the last time; what is wrong with it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.load import Load
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
+from lab.cluster.node_process import kill_all
 from lab.cluster.processes import wait_for
 from lab.cluster.stores import copy_sparsely
 from lab.faults.verdict_files import recorded_end
@@ -118,8 +118,7 @@ def make_bases(folder: Path) -> list[Base]:
     try:
         _live_and_die(cluster)
     finally:
-        for process in cluster.processes:
-            process.kill()
+        kill_all(cluster.processes)
     places = {name: folder / f"base-{name}" for name in ("killed", "alone", "stopped")}
     return [Base(name, place, list(_acked(place))) for name, place in places.items()]
 
@@ -137,14 +136,14 @@ def _live_and_die(cluster: HeldCluster) -> None:
         cluster.wait_whole()
         _wait_acked(load, ACKS)
         _wait_recorded(cluster)
-        _kill_all(cluster)
+        kill_all(cluster.processes)
     _keep(cluster, "killed")
     cluster.launch_dead()
     cluster.wait_whole()
     with _load(cluster) as load:
         _make_alone(cluster)
         _wait_acked(load, len(load.acks) + ACKS // 3)
-        _kill_all(cluster)
+        kill_all(cluster.processes)
     _keep(cluster, "alone")
     cluster.launch_dead()
     cluster.wait_whole()
@@ -178,19 +177,11 @@ def _wait_acked(load: Load, count: int) -> None:
 
 def _wait_recorded(cluster: HeldCluster) -> None:
     """Until the consume queues of every replica reach beyond its first segment."""
-    stores = cluster.data_folders
 
     def is_recorded() -> bool:
-        return all(recorded_end(store) > SEGMENT for store in stores)
+        return all(recorded_end(store) > SEGMENT for store in cluster.data_folders)
 
     wait_for("consume queues on the disks", is_recorded, ACKED_LIMIT_S)
-
-
-def _kill_all(cluster: HeldCluster) -> None:
-    for process in cluster.processes:
-        process.signal(signal.SIGKILL)
-    for process in cluster.processes:
-        process.kill()  # waits for its end
 
 
 def _make_alone(cluster: HeldCluster) -> None:
@@ -200,9 +191,9 @@ def _make_alone(cluster: HeldCluster) -> None:
         if index != group.master:
             cluster.brokers[index].kill()
 
-    def is_alone() -> bool | None:
+    def is_alone() -> bool:
         found = cluster.group()
-        return True if found is not None and len(found.in_sync) == 1 else None
+        return found is not None and len(found.in_sync) == 1
 
     cluster.wait_for("the set of one", is_alone)
 

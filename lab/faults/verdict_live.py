@@ -14,9 +14,8 @@ from batonmq import ConsumeFromWhere, LitePullConsumer, LitePullOptions, Message
 from lab.cluster.cluster import Sections
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
-from lab.cluster.node_process import NodeProcess
-
-Expected = tuple[str, str]
+from lab.cluster.node_process import NodeProcess, kill_all
+from lab.faults.verdict_files import Expected
 
 
 class LiveVerdict:
@@ -48,8 +47,7 @@ class LiveVerdict:
             (process.node.data_dir / "process.log").write_bytes(b"")
 
     def stop(self) -> None:
-        for process in self.cluster.processes:
-            process.kill()
+        kill_all(self.cluster.processes)
 
 
 def _end(process: NodeProcess, how: str) -> None:
@@ -87,8 +85,7 @@ def quorum_lost(live: LiveVerdict, rng: random.Random) -> Expected:
 
 
 def group_down(live: LiveVerdict, rng: random.Random) -> Expected:
-    for process in live.cluster.brokers:
-        process.kill()
+    kill_all(live.cluster.brokers)
     return "group-down", "broker-a"
 
 
@@ -97,13 +94,12 @@ def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
     slave = live.slave(rng)
     slave.kill()
 
-    def is_smaller() -> bool | None:
+    def is_smaller() -> bool:
         group = live.cluster.group()
-        return True if group is not None and len(group.in_sync) == 2 else None
+        return group is not None and len(group.in_sync) == 2
 
     live.cluster.wait_for("a smaller set", is_smaller)
-    for process in live.cluster.brokers:
-        process.kill()
+    kill_all(live.cluster.brokers)
     live.cluster.launch(slave)
     live.cluster.wait_listening(live.cluster.brokers.index(slave))
     return "members-away", "broker-a"

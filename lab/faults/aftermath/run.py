@@ -12,12 +12,14 @@ from typing import Final
 
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster import GROUP
+from lab.cluster.held import HOSTS
+from lab.cluster.network import Network
 from lab.faults.aftermath import jobs
 from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wrong
 from lab.faults.aftermath.fault_records import DOZEN, FaultRecord, fault_record
 from lab.faults.aftermath.summary import AftermathResult
 from lab.faults.aftermath.tables import read_streamed, read_tables
-from lab.faults.trial import Fault, Lab, make_network
+from lab.faults.trial import Fault, Lab
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
 STREAM: Final = "stream_history"
@@ -98,7 +100,7 @@ class Aftermath:
         self._say(f"three controllers, three replicas, {count} faults in turn", False)
         load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        network = make_network(with_cuts=False)
+        network = Network(HOSTS)
         with Lab(self.paths.folder / "cluster", network, load=load, consumed=True) as lab:
             group = lab.cluster.wait_whole()
             assert group.master is not None
