@@ -1,7 +1,5 @@
 """Sends messages that consumers get later, to the millisecond, and takes one of them back."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

@@ -4,8 +4,6 @@ While it runs, kill the master (`mqctl brokerStatus -b HOST:PORT` shows its pid)
     mqctl electMaster -bn broker-a -b 2 -c DefaultCluster
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

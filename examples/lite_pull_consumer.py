@@ -1,7 +1,5 @@
 """Consumes what producer.py sends at the program's own pace, in a loop of its own."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 

@@ -4,8 +4,6 @@ Messages of one queue are ordered, so all steps of one order go to the same queu
 consumer locks its queues at the broker and handles one message of a queue at a time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import uuid

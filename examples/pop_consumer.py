@@ -4,8 +4,6 @@ Members of a group share every queue, so there may be more members than queues. 
 acknowledged within its invisible time is delivered again, to any member.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import uuid

@@ -1,7 +1,5 @@
 """Sends messages one by one, then a batch, and prints where each was stored."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 

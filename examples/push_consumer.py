@@ -3,8 +3,6 @@
 Members of a group share the queues of a topic: start it twice, and each gets a part.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Sequence

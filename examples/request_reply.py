@@ -1,7 +1,5 @@
 """Asks questions through a topic, and answers them: a call that survives a failover."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Sequence

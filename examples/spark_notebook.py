@@ -4,8 +4,6 @@ show each `# %%` as a cell. It needs `pip install 'batonmq[spark]'` and a JDK 17
 producer.py send something."""
 
 # %%
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

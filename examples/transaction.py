@@ -5,8 +5,6 @@ its outcome makes the message visible or drops it. If the outcome stays unknown,
 later: `check` answers from what the application stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import uuid

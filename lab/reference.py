@@ -3,8 +3,6 @@
 `tests/test_docs.py` fails where a page is not what this program makes.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum

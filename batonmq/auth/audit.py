@@ -4,8 +4,6 @@ A thread writes it; the file is rotated. Refusals of one user, code and host are
 second at most, all refusals FULL_RATE times; `suppressed` says how many were left out before.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ A signature is checked for every request. Decisions are kept for each connection
 rights change. Without `authenticationEnabled` there is no guard.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable

@@ -6,8 +6,6 @@ right in 1.0: 2.0 has nothing like it, so white addresses are named and left out
 Origin: PlainAccessConfig, PlainPermissionManager (5.2.0), AuthMigrator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

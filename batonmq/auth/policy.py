@@ -10,8 +10,6 @@ Origin: DefaultAuthorizationProvider, UserAuthorizationHandler, AclAuthorization
 5.3.3 sorts a short prefix first and Deny behind Allow, which later versions have fixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

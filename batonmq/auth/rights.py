@@ -8,8 +8,6 @@ annotations of request headers. Codes that RocketMQ 5.3.3 does not check have a 
 (docs/security.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final

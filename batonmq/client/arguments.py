@@ -3,8 +3,6 @@
 Otherwise a wrong type or a typo would show much later, as an endless retry or a lost message. Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

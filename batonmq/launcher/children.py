@@ -5,8 +5,6 @@ process. A process that a user starts again by hand with the same arguments is f
 and watched, too, but it is no child.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

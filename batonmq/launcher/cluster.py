@@ -5,8 +5,6 @@ It continues when a process dies, and gives up when those processes end by thems
 there is no cluster (`gave_up`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -6,8 +6,6 @@ sees half of it. Ids and addresses are strings, pids numbers. `conf/cluster.json
 the same document without pids and roles, for tools that ask what the cluster lacks to be whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ answered with `name`, `address` and `group` of the broker, `{"do": "secure", "st
 `stage`; each with `error` if it was not done.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

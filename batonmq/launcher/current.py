@@ -4,8 +4,6 @@
 that `mqctl` finds it from any folder. It is a hint, and left out if the home cannot be written.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

@@ -5,8 +5,6 @@ acknowledgement was received and it is in no queue of the cluster at the end; ev
 from its first to its last offset for that. The time lines come from the controllers' history.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

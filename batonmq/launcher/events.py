@@ -1,7 +1,5 @@
 """Events of a running cluster, as lines and as JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The launcher's side of `runtime/fork_server`: asks it for servers, and waits for their end."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

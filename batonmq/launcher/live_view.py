@@ -3,8 +3,6 @@
 Drawn with rich, from the watcher's view and each broker's own HA status, once a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Before the start of a local cluster: its ports and folder are checked, its files written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`batonmq up`: a local cluster in the foreground."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

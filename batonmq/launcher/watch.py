@@ -4,8 +4,6 @@ Each poll is one request to the leading controller (1006) and one to a name serv
 `ClusterSnapshot` decides what the cluster lacks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

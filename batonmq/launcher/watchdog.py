@@ -13,8 +13,6 @@ miss its heartbeats elect another master meanwhile. A launcher that stood still 
 received nothing meanwhile, so it counts from zero again (SAFETY R8 has the same for servers).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -4,8 +4,6 @@ A second run changes nothing. A user that is there with another secret or type i
 named: who changed it since knows why.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

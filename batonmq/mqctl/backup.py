@@ -13,8 +13,6 @@ replica (identity, log id, lineage, incarnations): a restored store is a new log
 never taken for the replica that it was copied from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

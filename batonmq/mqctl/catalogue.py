@@ -4,8 +4,6 @@ A table of its own, so that the list of commands and the completion of their nam
 them: the modules of commands import at their top what they need, such as the client.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -9,8 +9,6 @@ answers, every group has a master in the routes, and no broker tells of a proble
 `down` if a group takes no writes or its state is unknown, else `degraded`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

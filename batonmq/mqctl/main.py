@@ -3,8 +3,6 @@
 RocketMQ's camelCase names are the names; the kebab-case form of each works as well.
 """
 
-from __future__ import annotations
-
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:

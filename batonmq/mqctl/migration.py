@@ -4,8 +4,6 @@
 `next_steps` what is left to do. A group never has fewer than two replicas in sync on its way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final

@@ -6,8 +6,6 @@ and grep find one row a line. Producers choose keys and bodies, and clients thei
 lets none of them command the operator's terminal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@ Every long option has RocketMQ's camelCase name, and its kebab-case form works a
 shows the former. Options of more than one letter behind one dash (`-bn`) are whole names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

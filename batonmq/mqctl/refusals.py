@@ -1,8 +1,6 @@
 """What a node says that does not answer a command, and what to do about it. `why`: the text of its
 error without its address. Pure."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from batonmq.mqctl.context import SIGN, is_unsigned

@@ -5,8 +5,6 @@ servers with their controllers, the leading controller last. A process is restar
 whole cluster is well, so one restart never meets another fault, and the next waits for a full set.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

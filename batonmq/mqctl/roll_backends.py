@@ -12,8 +12,6 @@ Each backend has the same members; those that take a node raise Doubt:
 Commands are run without a shell: a template is split into words first, then names are put in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

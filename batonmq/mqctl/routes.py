@@ -4,8 +4,6 @@ A broker that may not serve, such as a slave of a group without a master, is in 
 controllers and `cluster.json` know it then.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping
 from typing import Final

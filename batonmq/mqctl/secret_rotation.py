@@ -1,7 +1,5 @@
 """`mqctl secure rotate --secrets`: the secrets that nodes share are replaced while nodes run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Reads what brokers of ours and Java brokers write, also while one runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator, Iterator

@@ -1,8 +1,6 @@
 """What a port takes: a plain connection, TLS, and which certificate it shows. Seen from outside, so
 that no server needs to be asked about itself."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """How a running cluster gets TLS on every port, and back: one stage after the other, so that
 processes before and after a restart always understand each other. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final

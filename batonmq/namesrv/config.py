@@ -4,8 +4,6 @@ RocketMQ's keys for features that do not exist here (POP mappings, thread pools)
 the start fails, so that no operator believes that they have an effect.
 """
 
-from __future__ import annotations
-
 import os
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ and so has a cluster info unless the request asks for standard JSON.
 Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -7,8 +7,6 @@ client may store is limited (R58).
 Origin: Java `KVConfigManager`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The registered addresses, each with the connection that registered it last. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import islice

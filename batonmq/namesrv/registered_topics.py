@@ -1,7 +1,5 @@
 """The topics of a registration: in parts, and without what no route shows."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from itertools import chain, count, islice

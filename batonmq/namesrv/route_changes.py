@@ -1,7 +1,5 @@
 """What settings of the name server change in a route. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from batonmq.namesrv.live import BrokerLiveTable

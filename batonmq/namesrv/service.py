@@ -1,7 +1,5 @@
 """One name server: listener, liveness scan, and a controller in the same loop if configured."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Origin: Java `RouteInfoManager`. Invariants:
   route; lists of topics show it for a few turns more (`forget`).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

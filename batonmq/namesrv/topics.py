@@ -1,7 +1,5 @@
 """The topics of each broker group, and the groups of each topic. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 the same lists, or a broker does it (QUERY_ASSIGNMENT, 400). Origin: Java
 `AllocateMessageQueueAveragely`, `AllocateMessageQueueAveragelyByCircle`."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -4,8 +4,6 @@ stores and shows attributes: RocketMQ's proxy uses `message.type`, its tiered st
 `reserve.time`. Origin: Java TopicAttributes, AttributeParser, AttributeUtil. As Java, a refusal is
 a SYSTEM_ERROR (1), and INVALID_PARAMETER (29) for MIXED without enableMixedMessageType."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 

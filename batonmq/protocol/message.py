@@ -1,8 +1,6 @@
 """A message as the user creates it, as the store has it, and its queue; how many queues a route may
 have. Origin: Java `Message`, `MessageExt`, `MessageQueue`."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

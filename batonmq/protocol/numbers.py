@@ -2,8 +2,6 @@
 int() accepts any number of digits up to 4300, `1_000` and digits of other scripts, but beyond 64
 bits a number fits no field."""
 
-from __future__ import annotations
-
 from typing import Final
 
 INT_MAX: Final = (1 << 31) - 1

@@ -2,8 +2,6 @@
 TIME UNIQ_KEY`, with TIME one ms after the due time. Pure. Origin: Java
 `RecallMessageHandle.HandleV1`."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from dataclasses import dataclass

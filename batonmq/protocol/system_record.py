@@ -1,7 +1,5 @@
 """A master's own records in the log: JSON with a version, `v`. Pure."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, ClassVar, Self
 

@@ -10,8 +10,6 @@ JSON header as a Java server answers. Nothing in it needs JSON escaping: numbers
 unique keys.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Mapping

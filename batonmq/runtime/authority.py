@@ -6,8 +6,6 @@ nodes as `baton://node/<name>` (`broker/broker-a/1`, `controller/n0`, `namesrv/â
 hosts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

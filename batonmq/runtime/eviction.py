@@ -1,8 +1,6 @@
 """Chooses who loses a place if there are too few (R58). Pure. The oldest holder of the host with
 the most places loses it, so a flood displaces itself."""
 
-from __future__ import annotations
-
 import sys
 from typing import Generic, TypeVar
 

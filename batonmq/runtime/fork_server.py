@@ -11,8 +11,6 @@ and this process may end earlier. It has its own session, its command line is `a
 SIGTERM when its parent ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import gc

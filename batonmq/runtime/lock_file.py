@@ -2,8 +2,6 @@
 0-1 of `lock`. POSIX locks do not exclude the same process, so a set does.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -7,8 +7,6 @@ reads them from the collector often appends it again.
 Origin: BrokerMetricsManager and BatchSplittingMetricExporter in Java; OTLP 1.x.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

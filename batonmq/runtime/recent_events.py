@@ -4,8 +4,6 @@
 event; arguments are formatted only when shown. Origin: dask/distributed, `WorkerState.story` and
 `InvalidTransition`."""
 
-from __future__ import annotations
-
 import inspect
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A section of a configuration file: ranges of its numbers, keys without effect."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal

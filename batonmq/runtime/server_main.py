@@ -2,8 +2,6 @@
 `run_server("broker", SECTIONS, serve)` is all of a main module. Exit codes: 0 after SIGTERM or
 SIGINT, 1 if the service cannot run or had to stop, 2 for bad arguments or configuration."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import faulthandler

@@ -4,8 +4,6 @@ fed from the loop: if the loop hangs, the manager ends the process. Nothing here
 manager may also hold the listening sockets (LISTEN_FDS), so that connections wait in the queue
 while the server is away."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -9,8 +9,6 @@ connections that takes 250 ms or more, so the peer of a low descriptor notices l
 whose end must be noticed early get high descriptors (`LowDescriptors`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

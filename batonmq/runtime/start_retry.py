@@ -1,7 +1,5 @@
 """A start on a full disk waits for disk space instead of failing (R45)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

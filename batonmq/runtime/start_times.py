@@ -1,7 +1,5 @@
 """How long each step of a start took. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

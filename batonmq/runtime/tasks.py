@@ -1,7 +1,5 @@
 """Background tasks that belong to one object and end with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar

@@ -7,8 +7,6 @@ certificate. A changed file is used for new connections; if it is unusable, the 
 Origin: Java TlsSystemConfig, TlsHelper.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import logging

@@ -3,8 +3,6 @@ turn. Nothing that grows with the number of queues, topics, groups or connection
 turn; one C call over a whole table counts as one step. `store/background` has slices with
 pauses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping

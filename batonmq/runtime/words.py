@@ -1,7 +1,5 @@
 """How messages to people count things: `1 message`, `2 messages`, `brokers 1, 3`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

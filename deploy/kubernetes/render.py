@@ -4,8 +4,6 @@ KEY is a value of chart/values.yaml, such as `broker.storage`; VALUE is YAML. It
 chart uses of helm's templates: values, `range` over a list or `until (int …)`, `if` and `else`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

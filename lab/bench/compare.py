@@ -5,8 +5,6 @@ A part that fails is reported and does not keep the others from running. Whateve
 with this process, on ctrl-C too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

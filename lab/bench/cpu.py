@@ -1,7 +1,5 @@
 """Processor time and memory of processes, or of trees of them, and the noise of the machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -8,8 +8,6 @@ For each of `--events` (by default 1 and 10 million) it writes about so many int
 processes together: driver JVM and Python workers. Files go to `--folder`, and are removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

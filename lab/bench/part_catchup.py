@@ -6,8 +6,6 @@ master's HA status (907) is polled: from the last reply with nothing acknowledge
 everything.
 """
 
-from __future__ import annotations
-
 import signal
 import struct
 import time

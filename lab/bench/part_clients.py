@@ -6,8 +6,6 @@ A killed broker is started again at once: ours by `batonmq up`, Java's by this p
 service manager would.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

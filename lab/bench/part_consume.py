@@ -1,7 +1,5 @@
 """How quickly a stock push consumer reads a backlog: a fresh group each round, from the start."""
 
-from __future__ import annotations
-
 import time
 
 from lab.bench.cpu import CpuMeter

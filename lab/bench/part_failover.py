@@ -5,8 +5,6 @@ first acknowledgement, by another broker, of a write sent after it. At the end o
 acknowledged key is read back.
 """
 
-from __future__ import annotations
-
 import time
 
 from lab.bench.report import Mark, ReportRow

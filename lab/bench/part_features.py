@@ -4,8 +4,6 @@ send-backs, orderly and filtered consumption, POP; and 20,000 pulls that a broke
 One warm JVM serves all windows of a side. The cost of a delayed message holds its delivery, too.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 

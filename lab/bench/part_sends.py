@@ -4,8 +4,6 @@ The producer program warms up for a minute on each side. Sides alternate in sess
 holds several rounds, so that the minute is not spent for each of them.
 """
 
-from __future__ import annotations
-
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress

@@ -1,7 +1,5 @@
 """Cold start, memory and idle processor use: each round starts a fresh cluster of either side."""
 
-from __future__ import annotations
-
 import time
 
 from lab.bench.cpu import CpuMeter, anon_mib

@@ -4,8 +4,6 @@
 A long turn of the server's loop delays every answer. Delays of the machine are included.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A row holds the samples of both sides. Its mark is either a limit for our figure
 against the Java peer's median, and is met or not; a row without samples of ours is not judged.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What every part gets: the options of this run, and how to make either side."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

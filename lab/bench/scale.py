@@ -8,8 +8,6 @@ of the master stops writes. Prints a Markdown table for each. `--quick` takes sm
 minute: it shows that the bench works, no more.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Members of consumer groups: they come, one of each group goes, the others rebalance."""
 
-from __future__ import annotations
-
 import json
 import selectors
 import time

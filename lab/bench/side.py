@@ -4,8 +4,6 @@ Three name servers with a controller each, two brokers of one group, a write ack
 the whole set has it. Ports as `batonmq up` lays them out.
 """
 
-from __future__ import annotations
-
 import signal
 from abc import abstractmethod
 from functools import partial

@@ -4,8 +4,6 @@ Each run prints the number of rows, a digest of all columns in any order, and it
 median of several), on the clock and of processors: of all processes of that Spark.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

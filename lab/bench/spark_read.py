@@ -15,8 +15,6 @@ local-cluster with one and two workers, which get this package as the wheel. Fil
 and are removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -4,8 +4,6 @@ The log of the final master decides: it holds every acknowledged key, in the ord
 acknowledgements, and one broker sent all acks of an epoch's bytes. Independent of batonmq.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A classic group, without controllers: a name server and brokers, each of either kind."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A thread of numbered writes through the project's own client, as an application makes them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -6,8 +6,6 @@ Java's brokers or controllers), `classic.ClassicGroup` (without controllers). Th
 of them (`lab.bench.side`).
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from abc import ABC, abstractmethod

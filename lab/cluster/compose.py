@@ -4,8 +4,6 @@ What an operator does goes through `mqctl` from the host; what happens to the ma
 engine's API. Ended with its volumes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 Independent of batonmq.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """A checkout of an earlier version of this project, to run its servers beside those of this one."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -22,8 +22,6 @@ half is done. Each rule counts for itself; the first one that fits a call acts:
 each SIGUSR1. So a fault begins and ends while the process runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fnmatch

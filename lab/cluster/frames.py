@@ -4,8 +4,6 @@ It imports nothing of what is measured, so that an error there cannot hide here.
 Independent of batonmq.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hmac

@@ -4,8 +4,6 @@ Configuration files and command lines are those of `batonmq up`; each process ha
 the lab's network, and is started, signalled and slowed from here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@
 and compiles a folder of sources there; both are kept until the pom or a source changes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

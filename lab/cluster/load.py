@@ -1,7 +1,5 @@
 """A running probe process: its acks, and waiting for the next one. Independent of batonmq."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

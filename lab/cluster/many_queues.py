@@ -4,8 +4,6 @@ It runs beside the probe: a cluster with 10,000 queues has to fail over like one
 Independent of batonmq.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """One group of Java brokers and brokers of ours, under name servers and controllers of one kind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`mqctl`: run in this process, which saves the start of an interpreter, or as a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Only addresses in the lab's own namespaces are used; the router has no route to 
 Namespaces of a killed lab are removed by the next one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import itertools

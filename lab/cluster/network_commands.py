@@ -5,8 +5,6 @@ A star: one namespace is the router, every host hangs on it by a veth pair and a
 step, cuts any pair in any direction. A dropped packet has no reply: neither end sees RST or FIN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """A process of a cluster that the lab holds itself, and the faults that are set in it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Nothing is imported of what is measured. Independent of batonmq.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

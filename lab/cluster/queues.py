@@ -3,8 +3,6 @@
 Reads go through the ordinary client, queue by queue from the first to the last offset.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Reads back what the final master serves, each message once. Independent of batonmq."""
 
-from __future__ import annotations
-
 from lab.cluster import frames
 from lab.cluster.acks import padded, parts_of
 from lab.cluster.connection import BlockingConnection

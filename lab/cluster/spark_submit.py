@@ -3,8 +3,6 @@
 The processes share nothing with this checkout but the files that the job is given.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ Senders with messages of 100 bytes and consumers, of one kind or of several. Tim
 clock in ms, the same for the programs and for whoever starts them on this machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

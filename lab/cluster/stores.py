@@ -1,7 +1,5 @@
 """The folders of stopped replicas: their logs compared byte by byte (G3), wiped, put back."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Set

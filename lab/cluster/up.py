@@ -1,7 +1,5 @@
 """A cluster as a user starts it: `batonmq up` as a child, and its cluster.json."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Independent of batonmq.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

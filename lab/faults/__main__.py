@@ -1,7 +1,5 @@
 """`python -m lab.faults table|clients|soak|list`: see the package."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import signal

@@ -1,7 +1,5 @@
 """Every fault of the laboratory, in the order of the table."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from lab.faults import controllers, cuts, disks, failing, harmless, kills, midway, slaves

@@ -4,8 +4,6 @@
 were acknowledged, the errors of those that failed, and the longest time between two acks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -8,8 +8,6 @@ its address arrives, so nothing answers or refuses. No supervisor helps then. Ea
 clients, have a network namespace of their own.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter

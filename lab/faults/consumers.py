@@ -6,8 +6,6 @@ stays; the other one comes and goes, so queues are rebalanced and offsets are pi
 were left.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

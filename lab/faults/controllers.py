@@ -4,8 +4,6 @@ None of them is a fault of the group: it must acknowledge while they last (R50, 
 within `SERVICE_GAP_S`.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -4,8 +4,6 @@ Packets are dropped without a reply. Clients still reach the master unless `clie
 master that clients reach may still take writes, which is the most dangerous case.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from typing import ClassVar

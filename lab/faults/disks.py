@@ -1,7 +1,5 @@
 """All brokers down and up again, and disks that lost some or all of their data."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

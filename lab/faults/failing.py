@@ -1,7 +1,5 @@
 """Disks that are full or report errors, a clock that jumps, a processor that has too much to do."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

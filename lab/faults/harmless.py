@@ -1,7 +1,5 @@
 """What is no fault: a planned switch, and full load."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import ClassVar

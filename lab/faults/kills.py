@@ -1,7 +1,5 @@
 """Processes that die (kill -9) or hang (SIGSTOP): masters, controllers, several at once."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

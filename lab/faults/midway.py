@@ -4,8 +4,6 @@ A fault point kills the process at a random disk call of that step. Then it is s
 without faults.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

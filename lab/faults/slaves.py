@@ -1,7 +1,5 @@
 """A slave that dies, hangs, is cut off or slow. Writes stop until it is shrunk away (R14)."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

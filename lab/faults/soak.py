@@ -6,8 +6,6 @@ compared byte by byte; then a new one is started, so that starts are tested as w
 does not fill. The folder of a cluster with a finding is kept.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -3,8 +3,6 @@
 `FaultFigures` and `markdown` are the figures and the table; `run_table` measures.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

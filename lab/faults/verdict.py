@@ -4,8 +4,6 @@ A verdict on an incident (`verdict_files`, `verdict_live`) is right if it names 
 first. It must never say "safe" if a write that the probe saw acknowledged is in no store.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

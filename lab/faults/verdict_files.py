@@ -1,8 +1,6 @@
 """Incidents that are done to the folders of a cluster that does not run. Each gives the incident
 and the node that a verdict must name first."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,8 +1,6 @@
 """Incidents that are done to a cluster that runs. Each gives the incident, and the node or group
 that a verdict must name first."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

@@ -12,8 +12,6 @@
 Exit codes: 0 no violation, 1 some, 2 wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import multiprocessing

@@ -5,8 +5,6 @@ changed. Replaced are module `time`, `os.urandom` and `os.getpid`, the calls of 
 `threading` and `queue` where servers use them, gRPC's channel and server, sockets of Raft.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Client processes: producers and consumers of `batonmq.client`, as applications use them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The whole cluster in its world, run step by step and checked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ seen. What a member that is down holds is what it held when it ended. Where flus
 promised (SYNC_FLUSH, haSyncFlush), the simulated disk is asked what a loss of power would leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from batonmq.broker.service import BrokerService

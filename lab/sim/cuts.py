@@ -8,8 +8,6 @@ or one disk, link or process is slow, full or hangs. A while later the master is
 server hears it any more. All the time the group must keep acknowledging (`lab.sim.service`).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ master is deposed: not at once for the second closed connection of one process (
 that a controller never saw only after it has led for the time of a first contact (R35).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -10,8 +10,6 @@ succeed. That is what Linux does.
 `plan` says what fails; see `DiskPlan`.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -10,8 +10,6 @@ as no file can be named: nothing else is removed, and no member ends (R46). A st
 the address of a dead master: no slave follows it (R21).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import struct

@@ -5,8 +5,6 @@ settings of that life. Its names, ids, epoch numbers and topics are those of the
 messages are not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil

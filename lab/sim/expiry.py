@@ -7,8 +7,6 @@ only what a master has removed (R27). What lies below `begin` may be missing fro
 log, a queue or at a reader; nothing else may.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable

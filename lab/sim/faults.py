@@ -1,7 +1,5 @@
 """What each kind of fault does to a cluster, and the end of all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lab.sim.clients import Client, Operator, SimConsumer

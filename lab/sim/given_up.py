@@ -8,8 +8,6 @@ that (R44). An election without an operator, or by one who compares, gives up no
 replica holds (G5, R17).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

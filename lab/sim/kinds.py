@@ -4,8 +4,6 @@ Each is over by itself after `for_s`. `pick` and `pick2` in [0, 1) choose its ta
 that are possible at that time.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ runs them as well. Each mistake also has its own test: after a change of the cod
 life, but with the same settings and faults. So only those stay here whose lives have two of these
 together that no other life of `make test` has."""
 
-from __future__ import annotations
-
 from typing import Final
 
 KNOWN: Final[dict[int, str]] = {

@@ -4,8 +4,6 @@ One thing breaks, and in most lives the master ends in the middle of it. If the 
 served in spite of that, it must be (`lab.sim.service`).
 """
 
-from __future__ import annotations
-
 from lab.sim.cuts import ROLES, break_host, roles_of
 from lab.sim.hosts import Host
 from lab.sim.kinds import PlannedFault

@@ -3,8 +3,6 @@
 `run(seed)` is a pure function of its arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random

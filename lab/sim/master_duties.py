@@ -6,8 +6,6 @@ lease, or with its whole required set, and refuses them without both. R38: it st
 of its queues, without which nothing may expire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 from batonmq.controller.rules.groups import BrokerGroup

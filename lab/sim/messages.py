@@ -4,8 +4,6 @@ A message's body begins with its id; `n` of a key counts the messages of that ke
 the one before was acknowledged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 

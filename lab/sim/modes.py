@@ -5,8 +5,6 @@ controllers, takes writes, and stops or is killed; its machine may be rebooted. 
 under the controllers, and once it leads again the others come: emptied, or as they are (R48).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lab.sim.clients import Operator

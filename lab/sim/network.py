@@ -5,8 +5,6 @@ time-out that the sender set for unacknowledged bytes. A stream may deliver its 
 The streams of a killed process end, unless its host vanished with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -4,8 +4,6 @@
 as master without them, breaks a promise.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """The records in the bytes of a log, read without the code under test."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

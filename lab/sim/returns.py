@@ -4,8 +4,6 @@ One of these comes before the other faults of a life. What could not be decided 
 controllers know less than before, the replicas that know the newest epoch run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ read breaks no promise. To serve or copy it, to cut good records because of it, 
 without being suspect does; other checkers see that.
 """
 
-from __future__ import annotations
-
 import os
 
 from batonmq.store.message_store import MessageStore

@@ -6,8 +6,6 @@ must not exceed the bound of that kind of fault. Senders send all the time, so a
 Each name server must show the living master meanwhile (`ShownMasters`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How one life's cluster is set up; drawn by its seed. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 

@@ -4,8 +4,6 @@ Delta debugging (ddmin): halves, quarters, … of the schedule are left out; wha
 may change, since leaving out one fault changes everything behind it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ controller had, and not with the arrival of its answer. R8: right after a stall 
 acknowledged. R22, R24: a log ends at its end, and a cut has an intent. R23: cut bytes are kept.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@ space for the commit of a transaction, and a switch there and back; a master tha
 op, or behind the answer to a recall.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ an operator has emptied it, it is no member of the set and no master, no client 
 it, and `mqctl health` names it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

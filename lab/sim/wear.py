@@ -4,8 +4,6 @@ One broker of a life has such a disk: nothing is promised where two disks lose t
 faults happen only while others have all that it may lose.
 """
 
-from __future__ import annotations
-
 import errno
 
 from lab.sim.hosts import BrokerHost

@@ -1,7 +1,5 @@
 """What all hosts share: time, network, disks, chance, and the trace of what happens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

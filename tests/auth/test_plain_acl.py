@@ -1,7 +1,5 @@
 """ACL 1.0's accounts as users: what RocketMQ's own example becomes, and what is named as lost."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What policies decide: RocketMQ's order of precedence, and the rights of each request code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Signatures of requests, against bytes that RocketMQ 5.3.3 made, and what a client sends."""
 
-from __future__ import annotations
-
 import hmac
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Wrong types, addresses and expressions are refused where they are given, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plain `Hook` protocol: what a hook sees of each kind of step, and that it changes none."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence

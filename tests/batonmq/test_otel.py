@@ -1,7 +1,5 @@
 """Spans of sends and of listener calls, joined by what travels in the message."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from collections.abc import Sequence

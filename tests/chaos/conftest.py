@@ -1,7 +1,5 @@
 """Fixtures of the docker ring: one cluster of containers for all tests, left out by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ acknowledged message where its acknowledgement named, is there exactly one maste
 health` find no problem. The tests share one cluster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The compose project with TLS on every port and users, as deploy/secure.sh sets it up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The dashboards for Grafana: each figure in them is one that docs/metrics.md lists."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """deploy/ says what the processes understand: every setting, port and address of the project."""
 
-from __future__ import annotations
-
 import configparser
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The health check of the containers, as the engine runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

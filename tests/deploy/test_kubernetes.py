@@ -1,7 +1,5 @@
 """deploy/kubernetes: the API takes each manifest, and the processes understand their settings."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """deploy/secure.sh: what it makes is what processes take; a new secret in three steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Each example against a real cluster, started as a reader would start it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

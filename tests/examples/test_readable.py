@@ -1,7 +1,5 @@
 """What makes a program an example: it is listed, says what it shows, and uses public names only."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

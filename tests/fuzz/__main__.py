@@ -4,8 +4,6 @@ By coverage where atheris is installed, else blindly. A find is kept under `test
 and ends the search of that target. Exit codes: 0 nothing found, 1 something, 2 wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import random

@@ -1,7 +1,5 @@
 """Inputs out of good ones: by blind change, the same for a seed, or by coverage (atheris)."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is fuzzed: name -> Target. A target's `read` takes any bytes."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import itertools

@@ -1,7 +1,5 @@
 """A short search with a fixed seed for each target, and all that was ever found."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes that are no UTF-8 within JSON that is whole otherwise: another error of msgspec."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

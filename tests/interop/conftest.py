@@ -1,7 +1,5 @@
 """Fixtures of the Java ring: the stock client's classpath, and one cluster for each module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ They report in lines, those of `java/Features.java`; `Seen` compares what was ac
 arrived. `failover` weakens only what at-least-once cannot promise then: messages may come twice.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What operators ask stock mqadmin every day, in one order on one fresh group, and what to compare
 of its answers. `tests/golden/java-5.3.3-tools/mqadmin.json` has what it printed on Java."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A producer and consumers on a loop of their own, in a thread of the test's process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -3,8 +3,6 @@
 `enableSlaveActingMaster` on every broker, a name server of either kind, and stock consumers.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Classic groups of a Java broker and one of ours, both ways, under writes and kill -9."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

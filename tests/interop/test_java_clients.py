@@ -3,8 +3,6 @@
 Each program prints what it saw; the tests compare that with what the queues hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -6,8 +6,6 @@ that is read comes from slaves where the master suggests it (`slaveReadEnable`, 
 memory). Each test looks at what one kind of client saw.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

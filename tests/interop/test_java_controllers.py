@@ -4,8 +4,6 @@ The tests of a class share one group and one load, and go on where the one befor
 its defaults but for what `test_java_mixed` names, too.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A Java master that is cut off from all but its clients: each process has a network of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 All of them run at the same time, once in peace and once through a kill -9 of the master.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 

@@ -8,8 +8,6 @@ A stock client looks for a new master each 30 s, and under `make soak` it is wai
 the switch. Else the clients look each second, and what fails until then is not counted.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from contextlib import ExitStack

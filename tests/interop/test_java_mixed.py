@@ -6,8 +6,6 @@ what every replica of the set has, a shorter heartbeat on its HA connection, whi
 waits before it asks for log, and small files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -5,8 +5,6 @@ Consumers are left out for their time: a JVM keeps the address of a name for 30 
 do not read from the node that moved.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A stock Java consumer that pops, through a kill -9 of the master (G1, R30)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack

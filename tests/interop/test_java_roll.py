@@ -1,8 +1,6 @@
 """Stock Java clients, every setting at its default, through `mqctl roll` to the version before, and
 under `make soak` back. No send fails, and every acknowledged message is consumed."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from pathlib import Path

@@ -2,8 +2,6 @@
 one answers is lost on the way to the master (R32): a slave registers the master there.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import ExitStack

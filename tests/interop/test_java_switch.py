@@ -5,8 +5,6 @@ now, passes their sends on and serves their pulls (`broker/relay`). A killed one
 meanwhile `replicaRoutes` lead the producer's retries to the slaves.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

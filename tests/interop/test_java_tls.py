@@ -1,7 +1,5 @@
 """Stock Java producer, consumer and mqadmin over TLS, with the authority checked."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack

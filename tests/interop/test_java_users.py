@@ -1,8 +1,6 @@
 """Stock Java producer, consumer and mqadmin with rights on, through a kill of the master and a
 rotation of the secret."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -4,8 +4,6 @@ several shows, and what its clients do. What each command prints: test_mqadmin_d
 All commands go through `MQAdminStartup` itself, in one JVM for the module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """What stock mqadmin prints of our cluster is what it printed of a Java one, for the commands of
 every day; docs/mqadmin.md has a row for each command that there is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """`mqctl migrate`: what stands in the way of each step, and what is left to do."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -4,8 +4,6 @@ No Spark: the call that would replace this process by the job is only noted, or 
 place of the job's interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`mqctl backup` and `restore`: what a backup holds, what is refused, what is left halfway."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tarfile

@@ -1,7 +1,5 @@
 """Each command against the fake cluster: JSON names, tables, exit codes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

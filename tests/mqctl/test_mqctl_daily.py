@@ -1,7 +1,5 @@
 """Commands of every day: settings of topics and groups, dead letters, load, metadata, `top`."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

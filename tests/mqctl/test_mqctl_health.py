@@ -1,7 +1,5 @@
 """`mqctl health`: the judgement, the exit code, and watching until it is well."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

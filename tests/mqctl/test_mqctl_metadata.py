@@ -1,7 +1,5 @@
 """`mqctl importMetadata --users`: whose secret is shown, and whose never."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

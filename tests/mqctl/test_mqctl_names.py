@@ -1,7 +1,5 @@
 """Names in flags: none forges a line of a log or commands a terminal (R46)."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

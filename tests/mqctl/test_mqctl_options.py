@@ -1,7 +1,5 @@
 """Names, options, help and completion; what `--help` must not import."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

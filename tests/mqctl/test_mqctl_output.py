@@ -1,7 +1,5 @@
 """Tables: plain columns through a pipe, drawn and coloured on a terminal, NO_COLOR honoured."""
 
-from __future__ import annotations
-
 import os
 import pty
 import sys

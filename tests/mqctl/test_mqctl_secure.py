@@ -1,7 +1,5 @@
 """`mqctl secure`: certificates are made once, renewed in place, and private to their owner."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the cluster is looked for, and what is said when it is nowhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What an operator meets at night: ctrl-C, full disks, closed pipes, half answers, odd names."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`mqctl verifyStore`: what is whole, what is damaged and where, from the files alone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which process a rolling restart takes next, and what makes it stop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`mqctl verdict`: what is proven by files alone, who may be restarted, receipts, the bundle."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import io

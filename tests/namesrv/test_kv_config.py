@@ -1,7 +1,5 @@
 """The key-values of a name server: limits, one write for many changes, a disk that fails (R58)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

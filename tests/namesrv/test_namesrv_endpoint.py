@@ -1,7 +1,5 @@
 """The name server over a real socket: golden requests of Java peers, and our own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

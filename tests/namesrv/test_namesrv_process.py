@@ -1,7 +1,5 @@
 """The name server as a process. `tests/runtime/test_server_main.py` has its exit codes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

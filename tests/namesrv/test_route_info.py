@@ -1,7 +1,5 @@
 """The pure routes: registrations, connection losses and silences, and what routes show then."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch

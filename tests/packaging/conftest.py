@@ -1,7 +1,5 @@
 """One wheel and two installations of it for all tests of the folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The packages that it declares are linked from the environment that runs the test
 used and not declared is missing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the wheel and the source distribution hold: every room and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 import zipfile

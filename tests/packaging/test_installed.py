@@ -1,7 +1,5 @@
 """An installation works without the checkout, says what it lacks, and gives its users types."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A broker of which nobody runs the controllers, so it stays without a role."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A backup under load, all disks gone, and a cluster made of the backup: everything that was
 acknowledged before the cut is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ The tests share one cluster with segments of 1 MiB. Each takes the slave it spoi
 `any_slave`, and leaves the set whole.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page of a master's log cannot be read any more: SIGBUS, failover, no crash loop (R24, R17)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

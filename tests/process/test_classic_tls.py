@@ -1,7 +1,5 @@
 """Without controllers: a slave follows its master over TLS, set by RocketMQ's own keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A log that was written without controllers comes under them: it gets its first epoch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

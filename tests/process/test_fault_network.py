@@ -1,7 +1,5 @@
 """The laboratory's network: what is cut is silent, one way if wanted, and all of it goes away."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Some random faults; `make soak` does it for an hour."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -5,8 +5,6 @@ was each epoch acknowledged by one broker only, the elected one (G1, G2)? All sh
 that a later fault meets what an earlier one left.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ n = 0, 1, … until it came to its work and ended on SIGTERM unharmed; then it i
 folder that it left. The usual run takes every `STRIDE`-th n, the soak all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

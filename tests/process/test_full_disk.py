@@ -1,7 +1,5 @@
 """A cluster whose disks are really full: small file systems in memory, one for each broker."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

@@ -4,8 +4,6 @@ A name server (DNS) of the test's own knows the names, by a resolv.conf as in a 
 mount namespace, so the test runs in a thread: a namespace belongs to a thread and what it starts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

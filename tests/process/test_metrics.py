@@ -1,7 +1,5 @@
 """`/metrics` of a real cluster, and the alerts over them, tried by Prometheus' own tools."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

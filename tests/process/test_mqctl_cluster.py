@@ -3,8 +3,6 @@
 The tests share the cluster and run in the order of the file; the last ones hurt it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ nothing is lost, order holds. Those that can: `planned-switch` in test_fault_tri
 One cluster for both; the last test hurts it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Every kind of client of this project goes on through a kill -9 of the master."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

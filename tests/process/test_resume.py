@@ -4,8 +4,6 @@ Stopped cleanly or killed to the last process, the controllers included: what wa
 there, and masterEpochs go on.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

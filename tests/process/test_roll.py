@@ -5,8 +5,6 @@ this version and the one before it in both directions.
 figures.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

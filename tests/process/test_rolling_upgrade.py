@@ -4,8 +4,6 @@ Brokers first, then controllers, as deploy/README.md has it; the other way round
 too. `BATONMQ_EARLIER` chooses the version (`lab/cluster/earlier_version.py`).
 """
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`batonmq up --secure`: TLS on every port, through kills and a change of certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Floods of connections at every port of a cluster whose processes have few descriptors (R58)."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import socket

@@ -1,7 +1,5 @@
 """`mqctl timeline` against what the test did: who, why, in which order, from every source."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """R37 as an operator sees it: a broker whose log is cut half way ends and says what it needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

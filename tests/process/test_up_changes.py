@@ -1,7 +1,5 @@
 """`mqctl up`: a running `batonmq up` gets and loses brokers under load; no send fails (R47)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The tests of `whole` share one cluster and leave it whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`mqctl verdict` against what really happened: an injected incident must be named first."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Large bodies in pieces: the same JSON, and the same values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

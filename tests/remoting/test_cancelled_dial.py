@@ -1,7 +1,5 @@
 """A caller that is cancelled while it waits for a connection ends, whenever that happens."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

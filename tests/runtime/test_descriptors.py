@@ -1,7 +1,5 @@
 """Low descriptors are held for a while, and free again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

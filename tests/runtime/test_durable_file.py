@@ -1,7 +1,5 @@
 """Writes that the system makes in pieces."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

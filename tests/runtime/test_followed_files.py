@@ -1,7 +1,5 @@
 """Files that are followed while the process runs."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sockets that a service manager holds for a server while that is away (sd_listen_fds)."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Who listens on a port: the process is named, and no other is taken for it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`logFormat: json`: one object a line, with the fields of the message."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

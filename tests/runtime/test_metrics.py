@@ -1,7 +1,5 @@
 """The pages of `/metrics`, `/livez` and `/readyz`, read by Prometheus' own parser."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

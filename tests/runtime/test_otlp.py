@@ -1,7 +1,5 @@
 """`metricsExporterType: OTLP_GRPC`: the figures arrive at a collector as OTLP has them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

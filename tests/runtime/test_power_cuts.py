@@ -1,8 +1,6 @@
 """Files that are small and durable: after a power cut at any moment each is the old or the new one,
 and the new one once its write returned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

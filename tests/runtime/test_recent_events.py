@@ -1,7 +1,5 @@
 """A core with a wrong rule: its failed assertion shows the events that led to it."""
 
-from __future__ import annotations
-
 import traceback
 
 import pytest

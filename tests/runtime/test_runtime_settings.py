@@ -1,7 +1,5 @@
 """Settings of a running process: all or none, kept over restarts, and some never."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The watchdog of a service manager: for whom it is meant, and how often it is fed."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

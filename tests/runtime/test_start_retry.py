@@ -1,7 +1,5 @@
 """R45: what finds no space waits, in its order, and says so until it has it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `tls:` section: RocketMQ's names, what is refused at the start, what never shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Long work gives the loop its turns, and ends as a whole."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """One is one, and two are many."""
 
-from __future__ import annotations
-
 import pytest
 
 from batonmq.runtime.words import counted, named

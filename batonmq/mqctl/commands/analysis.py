@@ -6,8 +6,6 @@ ended). The job takes the place of this process, so its exit code, its output an
 its own; nothing of Spark is imported here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A backup of a broker's store, also while it runs, and a store made of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Brokers and their figures. Origin: ClusterListSubCommand, BrokerStatusSubCommand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import click

@@ -4,8 +4,6 @@ Origin: ConsumerProgressSubCommand, ConsumerConnectionSubCommand, ResetOffsetByT
 SkipAccumulationSubCommand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names for clusters: addresses are kept once, and BATONMQ_CONTEXT says which one is meant."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Controllers: who leads, settings, clean-up. Origin: tools.command.controller."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

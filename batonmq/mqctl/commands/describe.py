@@ -1,7 +1,5 @@
 """All that is known of one topic or one consumer group, from the masters and the routes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """Dead letters: messages that a consumer group failed on too often, in the topic `%DLQ%GROUP`."""
 
-from __future__ import annotations
-
 import click
 
 from batonmq.client.errors import NoRouteError

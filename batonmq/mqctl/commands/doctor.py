@@ -1,7 +1,5 @@
 """One file with all that support needs to look at a cluster, without its secrets and messages."""
 
-from __future__ import annotations
-
 import io
 import json
 import platform

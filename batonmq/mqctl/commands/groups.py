@@ -4,8 +4,6 @@ Origin: UpdateSubGroupSubCommand, DeleteSubscriptionGroupCommand, GetConsumerCon
 ProducerConnectionSubCommand, BrokerConsumeStatsSubCommad.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """Replication: sets, connections, epochs. Origin: tools.command.ha, GetBrokerEpochSubCommand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import click

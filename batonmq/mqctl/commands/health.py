@@ -1,7 +1,5 @@
 """Whether the cluster is healthy. Exit code: 0 it is, 3 degraded, 1 down."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Sequence

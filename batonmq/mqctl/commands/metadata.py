@@ -1,7 +1,5 @@
 """Topics, groups, offsets, settings and users of a cluster as one file, and back."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Awaitable, Iterable

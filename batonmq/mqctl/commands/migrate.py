@@ -1,7 +1,5 @@
 """A group of Java brokers becomes one of ours, replica by replica under load, and back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace

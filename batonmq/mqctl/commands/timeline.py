@@ -1,7 +1,5 @@
 """The failover history: what was seen when, and how long each step took."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

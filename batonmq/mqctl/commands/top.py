@@ -1,7 +1,5 @@
 """What a cluster does now, on one screen."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Topics: list, route, offsets, change, delete. Origin: tools.command.topic."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

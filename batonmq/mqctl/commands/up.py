@@ -1,7 +1,5 @@
 """`mqctl up`: adds, removes and restarts processes of a cluster that `batonmq up` runs."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Users and what they may do: made, changed, explained. Origin: tools.command.auth."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

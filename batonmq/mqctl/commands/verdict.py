@@ -1,7 +1,5 @@
 """The verdict at 3 a.m.: what broke, what is safe, what each repair would cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """Whether the commit log of a store is whole: every record with both its CRCs, file by file."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, Final

@@ -1,8 +1,6 @@
 """Asks what runs, and adds the answers to the evidence of files. Each source has its own limit of
 time; one that does not answer is noted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Pure. Times are ms since 1970, 0 unknown; offsets are bytes of the log, ends exclusive.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

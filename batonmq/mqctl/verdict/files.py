@@ -3,8 +3,6 @@
 Small files come first, then the logs, the newest parts first, until the time is over.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

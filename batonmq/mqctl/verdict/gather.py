@@ -3,8 +3,6 @@
 Every source has its part of the time, and one that is absent is noted, never an error.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress

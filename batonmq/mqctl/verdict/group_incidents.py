@@ -1,7 +1,5 @@
 """Incidents of the whole cluster, of broker groups and of clients. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

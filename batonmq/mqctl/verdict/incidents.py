@@ -3,8 +3,6 @@
 A recogniser looks at the evidence and yields findings; `judge` puts them in order.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

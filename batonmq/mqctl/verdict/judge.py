@@ -1,7 +1,5 @@
 """The table of incidents, and the verdict: causes before symptoms. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

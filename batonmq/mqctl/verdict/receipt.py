@@ -4,8 +4,6 @@ It is checked offline, against copies of the stores: each log has the same id, a
 digest over [begin, end) of each of its files.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path

@@ -2,8 +2,6 @@
 every record of its master, and nearly all are of this kind. For anything else, also a wrong CRC,
 the result is None, and `codec.scan_record` decides. `columns` does the same for many records."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Final
 

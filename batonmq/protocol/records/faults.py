@@ -1,7 +1,5 @@
 """What can be wrong with the bytes of a record: each fault once, with its text."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

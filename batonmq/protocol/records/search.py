@@ -1,8 +1,6 @@
 """Finds records if no boundary is known: after damage, where a file is split, at a log's end. A
 record is found by its magic and must name its own offset, so copies and old bytes do not count."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final

@@ -4,8 +4,6 @@ Exit codes: 0 nothing acknowledged is missing and the history agrees with the re
 wrong usage, or Spark is missing; 130 and 143 stopped by ctrl-C and SIGTERM.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

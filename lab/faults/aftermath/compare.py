@@ -4,8 +4,6 @@ The record holds the faults, and what the leading controller and the load showed
 what a Spark job computed from the history files. All clocks are those of one machine.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The record has one JSON object a line. Times are wall clock in ms, `gap_ms` is t
 without an acknowledged write in all of it, ids of brokers are those of the controllers.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Final

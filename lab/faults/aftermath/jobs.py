@@ -1,7 +1,5 @@
 """Spark jobs as processes of their own, as for an operator; none stays behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The order of it all: the faults, the jobs over what is left, and the verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time

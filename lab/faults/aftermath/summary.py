@@ -1,7 +1,5 @@
 """The result of a run, and the lines that show it. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What the jobs wrote, as far as it is held against the record: a few rows of Parquet each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path

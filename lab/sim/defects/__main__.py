@@ -8,8 +8,6 @@
 Exit codes: 0 all are found, 1 one is not, or its patch no longer applies, 2 wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

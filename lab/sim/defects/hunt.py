@@ -7,8 +7,6 @@ for each life a line of JSON: seed and violation, null if there is none. It ends
 life that does not come to its end is no find: it says nothing of the checkers.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import resource

@@ -2,8 +2,6 @@
 code around it may move.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

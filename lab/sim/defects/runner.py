@@ -4,8 +4,6 @@ The work tree is never changed. A copy is used for one defect after the other: w
 restored before the next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

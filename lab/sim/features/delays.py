@@ -16,8 +16,6 @@ that was asked for may hold or not. It holds until the copy that it names is due
 of that send, which waits longer by the clock of another master, comes (docs/features.md).
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The features that one life uses: their clients, and the checkers together."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ was sent. A broker filters by what a member's heartbeat says, and that is in no 
 knows nothing of it at first. Messages that do not pass do not hold up the offset.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final

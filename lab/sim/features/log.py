@@ -1,7 +1,5 @@
 """The confirmed log, for the checkers of features as it grows, and what their clients know."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ the log, and a new master counts it as renewed. A member gets the next message o
 that was consumed before: a failed message blocks those after it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence

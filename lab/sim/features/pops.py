@@ -9,8 +9,6 @@ all behind the first of them. The same attempt gets them sooner. What is done be
 not popped again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

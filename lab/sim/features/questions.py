@@ -4,8 +4,6 @@ A consumer gets SUCCESS for its answer only once the asker has it. Questions may
 as their time runs out; once the faults are over they are answered again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

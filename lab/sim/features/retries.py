@@ -9,8 +9,6 @@ message back counts by itself. A message becomes a dead letter at the last count
 message holds up the offset of its queue.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, dlq_topic, retry_topic

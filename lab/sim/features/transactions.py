@@ -7,8 +7,6 @@ end is confirmed is not checked back any more. One that is given up for its age 
 where a master begins while its clock is hours ahead, all are old.
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections import defaultdict

@@ -3,8 +3,6 @@
 `test_push_consumer` plays the same over sockets; here each moment can be chosen.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace

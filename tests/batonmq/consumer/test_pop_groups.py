@@ -1,7 +1,5 @@
 """Which broker groups a POP consumer asks, and what it does without one of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """The progress of a group on its way to the brokers (R31): it never falls, none is forgotten."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

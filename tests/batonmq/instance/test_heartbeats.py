@@ -1,7 +1,5 @@
 """Which brokers hear of a client's members."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests to a group's master: where the next try goes, and what a silence causes."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

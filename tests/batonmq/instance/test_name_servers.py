@@ -1,7 +1,5 @@
 """Which name servers are asked, for how long, and whose route is used."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

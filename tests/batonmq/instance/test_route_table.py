@@ -1,7 +1,5 @@
 """Which addresses the known routes name as masters."""
 
-from __future__ import annotations
-
 import asyncio
 from unittest.mock import Mock
 

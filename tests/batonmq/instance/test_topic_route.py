@@ -1,7 +1,5 @@
 """What a route offers, and hints at newer masters."""
 
-from __future__ import annotations
-
 import pytest
 
 from batonmq.client.instance.topic_route import (

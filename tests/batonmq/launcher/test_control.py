@@ -1,7 +1,5 @@
 """The socket of a running `batonmq up`: requests are answered, and only the owner may connect."""
 
-from __future__ import annotations
-
 import asyncio
 import stat
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What `batonmq up` decides before it starts anything: configuration files, and a disk too full."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

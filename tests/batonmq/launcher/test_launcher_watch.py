@@ -1,7 +1,5 @@
 """What `batonmq up` makes of a group's record at the controllers, and of its own full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a server tells its service manager, and how a launcher judges what it hears."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

@@ -1,7 +1,5 @@
 """Routes of topics that the first send creates."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace

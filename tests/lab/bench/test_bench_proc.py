@@ -1,7 +1,5 @@
 """Processor time and memory of processes."""
 
-from __future__ import annotations
-
 import os
 
 from lab.bench.cpu import CpuMeter, CpuUse, anon_mib, cpu_seconds

@@ -1,7 +1,5 @@
 """Medians, marks and the table of the bench."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Faults on purpose: each rule strikes the calls it names, no others; a wrong one is refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The probe's own frames, against the codec that is measured with them."""
 
-from __future__ import annotations
-
 import json
 
 from batonmq.protocol.batch import split_batch

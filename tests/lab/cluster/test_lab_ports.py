@@ -1,7 +1,5 @@
 """The lab starts nothing on ports that others have, and takes nobody else for its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Copies of a replica's folder: whole, and no larger on the disk than what they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

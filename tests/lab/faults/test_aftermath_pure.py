@@ -1,7 +1,5 @@
 """The record of a run against the tables of its history: what agrees, and every way not to."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

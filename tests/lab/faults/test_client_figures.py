@@ -1,7 +1,5 @@
 """The figures of stock clients: gaps, failures, and what a consumer was given twice or too late."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lab.cluster.stock_load import GivenTotals, Seen, StockLoad, judged

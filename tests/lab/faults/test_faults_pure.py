@@ -1,7 +1,5 @@
 """The laboratory's own judgement: orders, masters, figures."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 from typing import Any

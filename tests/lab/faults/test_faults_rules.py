@@ -1,7 +1,5 @@
 """Fault points that the laboratory arms, and what it concludes of consumers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the simulation's tests."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator

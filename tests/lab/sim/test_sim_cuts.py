@@ -4,8 +4,6 @@
 side of the master is cut. All checkers of the simulation look on. Times are virtual, in seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Whether all of them are found says `make defects`; it takes a quarter of an hour.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools

@@ -2,8 +2,6 @@
 
 `make defects` shows that they find what is planted in the broker."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

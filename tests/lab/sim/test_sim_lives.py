@@ -4,8 +4,6 @@ The lives themselves are a ring of their own (`tests.rings`), also those in whic
 broken once (`lab.sim.known_lives`). Here: a seed is the same life everywhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """The checker of what clients were promised: in which order a group first gets what has a key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

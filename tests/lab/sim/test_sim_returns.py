@@ -1,7 +1,5 @@
 """Disks of another time that come back in lives, and the checkers of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What the simulation knows of bits that flipped, and what faults do to files of a cut."""
 
-from __future__ import annotations
-
 import errno
 import random
 from pathlib import Path

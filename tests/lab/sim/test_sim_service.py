@@ -2,8 +2,6 @@
 cuts` shows them, and the checker that measures the gaps.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator
