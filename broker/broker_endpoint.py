@@ -42,8 +42,7 @@ from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
 from batonmq.remoting.connection import Connection, Later, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.start_retry import StartRetry
-from batonmq.runtime.start_times import Laps
+from batonmq.runtime.start_retry import Laps, StartRetry
 from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.turns import in_slices, in_turns
 

@@ -109,6 +109,7 @@ _SHARED: Final[dict[str, str]] = {
     "updateControllerConfig cleanBrokerMetadata",
     "analysis": "epochHistory messageAudit topicStats streamHistory topicTable",
     "users": "user acl whoami",
+    "shell": "contexts completion",
 }
 """Module -> its commands with spaces between them, but for the one that has its name."""
 MODULES: Final = {

@@ -23,9 +23,9 @@ from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.write.log_features import BLOCKED_MS, REFUSED_MS, LogFeature
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
+from batonmq.protocol.message_id import recall_key
 from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import find_property, without_properties
-from batonmq.protocol.recall_handle import recall_key
 from batonmq.protocol.records.codec import (
     Buffer,
     NewMessage,

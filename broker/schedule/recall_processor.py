@@ -14,7 +14,7 @@ from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.message_id import UniqIdGenerator
+from batonmq.protocol.message_id import RecallHandle, UniqIdGenerator, decode_handle, recall_key
 from batonmq.protocol.properties import (
     MSG_REGION,
     TAGS,
@@ -23,7 +23,6 @@ from batonmq.protocol.properties import (
     UNIQ_KEY,
     encode_properties,
 )
-from batonmq.protocol.recall_handle import RecallHandle, decode_handle, recall_key
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.remoting.command import RemotingCommand

@@ -37,9 +37,8 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
-from batonmq.protocol.message_id import UniqIdGenerator, host_bytes, split_address
+from batonmq.protocol.message_id import RecallHandle, UniqIdGenerator, host_bytes, split_address
 from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, decode_properties
-from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import (
     RETRY_PREFIX,

@@ -23,8 +23,8 @@ from batonmq.broker.schedule import delivery
 from batonmq.broker.write import log_features
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.protocol.message_id import RecallHandle, decode_handle
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.recall_handle import RecallHandle, decode_handle
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import wall_ms

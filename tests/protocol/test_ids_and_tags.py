@@ -12,6 +12,7 @@ from batonmq.protocol import tags
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.message_id import (
     UniqIdGenerator,
+    decode_handle,
     decode_offset_msg_id,
     encode_offset_msg_id,
     host_bytes,
@@ -19,7 +20,6 @@ from batonmq.protocol.message_id import (
     split_address,
 )
 from batonmq.protocol.pop import PopHandle, PoppedQueue, order_count_info
-from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.tags import java_string_hash, tags_code
 
 IP = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)

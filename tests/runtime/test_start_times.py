@@ -1,6 +1,6 @@
 """The steps of a start, and how long each took."""
 
-from batonmq.runtime.start_times import Laps
+from batonmq.runtime.start_retry import Laps
 
 
 def test_each_step_lasts_from_the_end_of_the_one_before() -> None:

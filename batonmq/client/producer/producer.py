@@ -61,8 +61,7 @@ from batonmq.client.producer.sending import (
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
-from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
-from batonmq.protocol.recall_handle import decode_handle
+from batonmq.protocol.message_id import UniqIdGenerator, decode_handle, host_bytes
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms, wall_ms

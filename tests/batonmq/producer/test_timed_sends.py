@@ -7,8 +7,8 @@ import pytest
 from fake_cluster import answer, producing
 
 from batonmq import Message, MessageIllegalError, ResponseCode, ResponseError
+from batonmq.protocol.message_id import RecallHandle
 from batonmq.protocol.properties import decode_properties
-from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.remoting.command import RemotingCommand
 
 RECALL = 370

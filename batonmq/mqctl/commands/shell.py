@@ -1,11 +1,14 @@
-"""Names for clusters: addresses are kept once, and BATONMQ_CONTEXT says which one is meant."""
+"""What a shell keeps for `mqctl`: names for clusters, of which BATONMQ_CONTEXT says which one is
+meant, and the script that completes commands."""
 
 import json
 import os
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
+from batonmq.mqctl.catalogue import SUMMARIES
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.params import NEW_FILE, command, option
 from batonmq.mqctl.target import (
@@ -67,3 +70,26 @@ def _keep(known: dict[str, dict[str, str]]) -> None:
         raise CommandFailed("this user has no home folder to keep them in")
     with disk_failures(file):
         show_file(file, json.dumps(known, indent=2) + "\n")
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+_HELP = f"""{SUMMARIES["completion"]}.
+
+\b
+bash: mqctl completion bash >> ~/.bashrc
+zsh:  mqctl completion zsh >> ~/.zshrc
+fish: mqctl completion fish > ~/.config/fish/completions/mqctl.fish"""
+
+
+@click.command("completion", context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(context.find_root().command, {}, "mqctl", "_MQCTL_COMPLETE")
+    # Not source(): that would start a bash to ask its version, when the script is only printed.
+    with disk_failures("standard output"):
+        click.echo(script.source_template % script.source_vars())
