@@ -16,7 +16,7 @@ from pathlib import Path
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
-from batonmq.launcher import control
+from batonmq.launcher import control, preparation
 from batonmq.launcher.children import Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import UNFINISHED, announce, withdraw
@@ -30,19 +30,6 @@ from batonmq.launcher.layout import (
     NameServerNode,
     Node,
     grown,
-)
-from batonmq.launcher.preparation import (
-    StartError,
-    check_folder,
-    check_ports,
-    check_settings,
-    folder_owners,
-    lock_folder,
-    make_certificates,
-    ports_taken,
-    taken_ports,
-    write_config,
-    write_configs,
 )
 from batonmq.launcher.watch import ClusterSnapshot, poll
 from batonmq.runtime import disk
@@ -99,7 +86,7 @@ class LocalCluster:
         """See `serves`."""
         self._asked: object = None
         """Addresses and user of `_admin`."""
-        self.hopeless: asyncio.Future[StartError] | None = None
+        self.hopeless: asyncio.Future[preparation.StartError] | None = None
         """Done with the reason why this start cannot succeed any more."""
 
     async def start(self) -> None:
@@ -108,22 +95,22 @@ class LocalCluster:
         try:
             await self._start()
         except TlsError as exc:
-            raise StartError(f"--data {folder}: {exc}") from exc
+            raise preparation.StartError(f"--data {folder}: {exc}") from exc
         except OSError as exc:
             file = Path(str(exc.filename or ""))
             is_ours = file.is_relative_to(folder) or file in folder.parents
             what = f"--data {folder}" if is_ours else "no server can be started"
-            raise StartError(f"{what}: {disk.described(exc)}") from exc
+            raise preparation.StartError(f"{what}: {disk.described(exc)}") from exc
 
     async def _start(self) -> None:
-        await check_settings(self.layout, self._fork_server)
-        check_folder(self.layout)
-        self._lock = lock_folder(self.layout)
-        check_ports(self.layout)
+        await preparation.check_settings(self.layout, self._fork_server)
+        preparation.check_folder(self.layout)
+        self._lock = preparation.lock_folder(self.layout)
+        preparation.check_ports(self.layout)
         self._started_at_ms = wall_ms()
         # It is there only while the cluster is whole: an old one would name processes that ended.
         self.layout.cluster_file.unlink(missing_ok=True)
-        write_configs(self.layout)
+        preparation.write_configs(self.layout)
         self._write_plan()
         self._unfinished.touch()
         try:
@@ -156,7 +143,7 @@ class LocalCluster:
                 if self.children.stopping:
                     return {"error": "the cluster is being stopped"}
                 node = await change(what)
-        except (StartError, LayoutError, OSError) as error:
+        except (preparation.StartError, LayoutError, OSError) as error:
             return {"error": disk.described(error)}
         if node is None:
             return {"stage": self.layout.secure}
@@ -165,16 +152,16 @@ class LocalCluster:
     async def add_broker(self, group: str) -> BrokerNode:
         """Starts one broker more in `group`, in a new group for "". Raises LayoutError, StartError;
         then nothing has changed."""
-        layout, node = grown(self.layout, group, folder_owners(self.layout.data_dir))
-        if taken := taken_ports(node):
-            raise ports_taken(taken)
+        layout, node = grown(self.layout, group, preparation.folder_owners(self.layout.data_dir))
+        if taken := preparation.taken_ports(node):
+            raise preparation.ports_taken(taken)
         before = self.layout
         try:
-            check_folder(layout)
+            preparation.check_folder(layout)
             if layout.secure != "disabled":
-                make_certificates(layout)
+                preparation.make_certificates(layout)
             node.python_file.unlink(missing_ok=True)
-            write_config(layout, node)
+            preparation.write_config(layout, node)
             self.layout = self.children.layout = layout
             await self.children.add(node)
             self._write_plan()
@@ -182,7 +169,9 @@ class LocalCluster:
             self.layout = self.children.layout = before
             if node.name in self.children.by_name:
                 await self.children.remove(node.name)
-            raise StartError(f"{node.name} cannot be started: {disk.described(exc)}") from exc
+            raise preparation.StartError(
+                f"{node.name} cannot be started: {disk.described(exc)}"
+            ) from exc
         self._poll_now.set()
         return node
 
@@ -192,9 +181,11 @@ class LocalCluster:
         try:
             node = self.broker_at(address)
         except KeyError:
-            raise StartError(f"no broker of this cluster is at {address}") from None
+            raise preparation.StartError(f"no broker of this cluster is at {address}") from None
         if len(self.layout.brokers) == 1:
-            raise StartError(f"{node.name} is the only broker: stop `batonmq up` instead")
+            raise preparation.StartError(
+                f"{node.name} is the only broker: stop `batonmq up` instead"
+            )
         await self.children.remove(node.name)
         left = tuple(each for each in self.layout.brokers if each is not node)
         self.layout = self.children.layout = replace(self.layout, brokers=left)
@@ -202,7 +193,7 @@ class LocalCluster:
             self._write_plan()
         except OSError as exc:
             why = disk.described(exc)
-            raise StartError(
+            raise preparation.StartError(
                 f"{node.name} has ended, and the next start has it again: {why}"
             ) from exc
         self._write()
@@ -213,21 +204,23 @@ class LocalCluster:
         StartError; then some may have them."""
         wanted = next((known for known in STAGES if known == stage), None)
         if wanted is None:
-            raise StartError(f"{stage!r} is no stage: {', '.join(STAGES)}")
+            raise preparation.StartError(f"{stage!r} is no stage: {', '.join(STAGES)}")
         if "tls" in self.layout.overrides:
-            raise StartError(
+            raise preparation.StartError(
                 "the settings of this cluster have a section tls: change it in the file of --config"
             )
         layout = replace(self.layout, secure=wanted)
         try:
             if wanted != "disabled":
-                make_certificates(layout)
+                preparation.make_certificates(layout)
             for node in layout.nodes:
-                write_config(layout, node)
+                preparation.write_config(layout, node)
             self.layout = self.children.layout = layout
             self._write_plan()
         except (OSError, TlsError) as exc:
-            raise StartError(f"--data {layout.data_dir}: {disk.described(exc)}") from exc
+            raise preparation.StartError(
+                f"--data {layout.data_dir}: {disk.described(exc)}"
+            ) from exc
         self._asked = None  # the next poll dials as this stage does
         self._write()
         self._poll_now.set()
@@ -237,7 +230,7 @@ class LocalCluster:
         deadline_s = boot_s() + seconds
         while not self.whole:
             if boot_s() > deadline_s:
-                raise StartError(
+                raise preparation.StartError(
                     f"the cluster is not whole after {seconds:.0f} s:"
                     f" {self.view.missing(self.layout)}"
                 )
@@ -245,7 +238,7 @@ class LocalCluster:
                 raise self.hopeless.result()
             for child in self.children.by_name.values():
                 if child.pid is None and child.process is not None:
-                    raise StartError(
+                    raise preparation.StartError(
                         f"{child.node.name} ended at once; the end of {child.log_path}:\n"
                         + tail_of_log(child)
                     )
@@ -338,13 +331,13 @@ class LocalCluster:
         else:
             self._gave_up.discard(name)
         self._served.discard(name)
-        taken = taken_ports(node) if name in self._gave_up and not self.whole else []
+        taken = preparation.taken_ports(node) if name in self._gave_up and not self.whole else []
         if taken:  # somebody was faster: what answers there is no part of this cluster
-            self._end_start(ports_taken(taken))
+            self._end_start(preparation.ports_taken(taken))
         elif why := gave_up(self.layout, self._gave_up, was_whole=self.whole):
             child = self.children.by_name[name]
             self._end_start(
-                StartError(f"{why}; the end of {child.log_path}:\n{tail_of_log(child)}")
+                preparation.StartError(f"{why}; the end of {child.log_path}:\n{tail_of_log(child)}")
             )
         self._write()
         self._poll_now.set()
@@ -352,7 +345,7 @@ class LocalCluster:
     def _comes_back(self, name: str) -> bool:
         return self._respawn and name not in self._gave_up
 
-    def _end_start(self, why: StartError) -> None:
+    def _end_start(self, why: preparation.StartError) -> None:
         if self.hopeless is not None and not self.hopeless.done():
             self.hopeless.set_result(why)
 

@@ -17,25 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from lab.cluster import processes
 from lab.cluster.frames import BROKER_NAME
-from lab.cluster.processes import (
-    HOST,
-    ROOT,
-    NotInTime,
-    free_base_port,
-    is_free,
-    spawn,
-    spawn_talking,
-    stop_all,
-    tail,
-    wait_for,
-)
 
 PEER_VERSION: Final = "5.3.3"
-POM: Final = ROOT / "lab" / "cluster" / "pom.xml"
-PROGRAMS: Final = ROOT / "tests" / "interop" / "java"
+POM: Final = processes.ROOT / "lab" / "cluster" / "pom.xml"
+PROGRAMS: Final = processes.ROOT / "tests" / "interop" / "java"
 """Sources of the programs with stock clients, which tests and measurements share."""
-BUILD: Final = ROOT / "build" / "java"
+BUILD: Final = processes.ROOT / "build" / "java"
 LIB: Final = BUILD / "lib"
 ARCHIVE: Final = BUILD / "classes.jsa"
 """The classes of stock clients and servers, parsed and verified once: a JVM that maps them starts
@@ -123,8 +112,8 @@ def _fetch() -> None:
 
 def _archive() -> None:
     """Of what a name server with its controller loads, a broker under it, and a client."""
-    base = free_base_port(1)
-    server = f"{HOST}:{base}"
+    base = processes.free_base_port(1)
+    server = f"{processes.HOST}:{base}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -132,7 +121,7 @@ def _archive() -> None:
             return *SMALL_JVM, f"-XX:DumpLoadedClassList={folder / program}.classes"
 
         settings = broker_settings(
-            HOST, base + 1035, server, folder / "store", f"{HOST}:{base + 2}"
+            processes.HOST, base + 1035, server, folder / "store", f"{processes.HOST}:{base + 2}"
         )
         home = folder / "namesrv"
         servers = [
@@ -144,12 +133,12 @@ def _archive() -> None:
             ),
         ]
         try:
-            wait_for("a broker", lambda: not is_free(base + 1035), LIMIT_S)
+            processes.wait_for("a broker", lambda: not processes.is_free(base + 1035), LIMIT_S)
             command = ["updateTopic", "-n", server, "-c", CLUSTER_NAME, "-t", "any"]
             _run(["java", *listing("client"), *JVM_OPENINGS, f"-Duser.home={folder}",
                   "-cp", f"{LIB}/*", ADMIN_MAIN, *command])  # fmt: skip
         finally:
-            stop_all(servers, 0.0)
+            processes.stop_all(servers, 0.0)
         # An id is of one list alone, and a source that of another loader.
         lines = (
             line for each in folder.glob("*.classes") for line in each.read_text().splitlines()
@@ -207,12 +196,12 @@ def start_server(
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
     argv = ["java", *heap, *homes, *JVM_OPENINGS, "-cp", f"{LIB}/*", main, "-c", str(config)]
-    return spawn(argv, home / "process.log", cwd=home)
+    return processes.spawn(argv, home / "process.log", cwd=home)
 
 
 def name_server_settings(ports: Sequence[int], index: int, home: Path) -> dict[str, object]:
     """The name server on `ports[index]` with its controller two ports above, one of as many."""
-    peers = (f"n{i}-{HOST}:{port + 2}" for i, port in enumerate(ports))
+    peers = (f"n{i}-{processes.HOST}:{port + 2}" for i, port in enumerate(ports))
     return {
         "listenPort": ports[index],
         "enableControllerInNamesrv": "true",
@@ -274,7 +263,7 @@ class JavaProgram:
         # The client writes its logs under user.home.
         options = [*ARCHIVED, *jvm, *JVM_OPENINGS, *serialize, f"-Duser.home={folder}"]
         argv = ["java", *options, "-cp", classpath, name, *arguments]
-        self._process = spawn_talking(argv, self._log, cwd=folder)
+        self._process = processes.spawn_talking(argv, self._log, cwd=folder)
         self._reader = threading.Thread(target=self._read, name=f"java-{name}", daemon=True)
         self._reader.start()
 
@@ -282,7 +271,7 @@ class JavaProgram:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        stop_all([self._process], 0.0)
+        processes.stop_all([self._process], 0.0)
         self._reader.join(5)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -325,13 +314,13 @@ class JavaProgram:
             has_ended = self._process.poll() is not None and not self._reader.is_alive()
             result = found()
             if has_ended and not result:
-                raise NotInTime(f"{self.name} ended before: {what}\n{diagnostics()}")
+                raise processes.NotInTime(f"{self.name} ended before: {what}\n{diagnostics()}")
             return result
 
         try:
-            return wait_for(what, look, limit_s, diagnostics)
-        except NotInTime as error:
-            output = tail(self._log) + "\n".join(map(str, self.lines[-5:]))
+            return processes.wait_for(what, look, limit_s, diagnostics)
+        except processes.NotInTime as error:
+            output = processes.tail(self._log) + "\n".join(map(str, self.lines[-5:]))
             raise JavaError(f"{error}\n{self._log}:\n{output}") from None
 
     def send(self, line: str) -> None:
@@ -341,7 +330,7 @@ class JavaProgram:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except OSError as exc:
-            raise JavaError(f"{self.name} has ended\n{tail(self._log)}") from exc
+            raise JavaError(f"{self.name} has ended\n{processes.tail(self._log)}") from exc
 
     def ask(self, line: str, limit_s: float) -> dict[str, Any]:
         """Sends a line and returns the first line of JSON after it."""
@@ -357,5 +346,7 @@ class JavaProgram:
         self.wait_for("its end", lambda: self._process.poll() is not None, limit_s)
         self._reader.join(5)
         if self._process.returncode:
-            raise JavaError(f"{self.name} ended with {self._process.returncode}\n{tail(self._log)}")
+            raise JavaError(
+                f"{self.name} ended with {self._process.returncode}\n{processes.tail(self._log)}"
+            )
         return self.lines

@@ -12,17 +12,7 @@ from typing import Any
 import grpc.aio
 
 from batonmq.broker.service import BrokerService
-from batonmq.ha.wire import (
-    HAIdentity,
-    MasterFrameReader,
-    MasterHandshake,
-    SlaveHandshake,
-    TransferHeader,
-    encode_ack,
-    encode_epoch_mark,
-    encode_slave_handshake,
-    encode_tables_mark,
-)
+from batonmq.ha import wire
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.errors import RemoteProtocolError
@@ -296,13 +286,17 @@ async def _dial(host: str, port: int, broker_id: int) -> None:
 class _Stranger(asyncio.Protocol):
     def __init__(self, broker_id: int) -> None:
         self._broker_id = broker_id
-        self._reader = MasterFrameReader()
+        self._reader = wire.MasterFrameReader()
         self._transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        identity = HAIdentity(CLUSTER, "broker-b", self._broker_id, "another life", "another log")
-        transport.write(encode_slave_handshake(SlaveHandshake(self._broker_id, identity=identity)))
+        identity = wire.HAIdentity(
+            CLUSTER, "broker-b", self._broker_id, "another life", "another log"
+        )
+        transport.write(
+            wire.encode_slave_handshake(wire.SlaveHandshake(self._broker_id, identity=identity))
+        )
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -312,9 +306,9 @@ class _Stranger(asyncio.Protocol):
             self._transport.close()
 
     def _answer(self, item: object) -> None:
-        if isinstance(item, MasterHandshake):
+        if isinstance(item, wire.MasterHandshake):
             epoch = item.last_epoch
-            self._transport.write(encode_epoch_mark(epoch) + encode_tables_mark(epoch))
-            self._transport.write(encode_ack(item.max_offset))
-        elif isinstance(item, TransferHeader):
-            self._transport.write(encode_ack(item.offset + item.body_size))
+            self._transport.write(wire.encode_epoch_mark(epoch) + wire.encode_tables_mark(epoch))
+            self._transport.write(wire.encode_ack(item.max_offset))
+        elif isinstance(item, wire.TransferHeader):
+            self._transport.write(wire.encode_ack(item.offset + item.body_size))

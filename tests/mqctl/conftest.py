@@ -34,27 +34,7 @@ from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
-from batonmq.protocol.bodies import (
-    PROBLEMS_KEY,
-    BrokerData,
-    BrokerReplicasInfo,
-    ClientConnection,
-    ClusterInfo,
-    ConsumerConnection,
-    EpochCacheEntry,
-    EpochEntryCache,
-    HAConnectionRuntimeInfo,
-    HARuntimeInfo,
-    QueueData,
-    ReplicaIdentity,
-    ReplicasInfo,
-    SubscriptionData,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicRouteData,
-)
+from batonmq.protocol import bodies
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.message_id import decode_offset_msg_id
@@ -104,12 +84,16 @@ class FakeController:
     async def all_metadata(self) -> dict[str, Any]:
         return {a: self._fake.metadata.get(a, ConnectError(a, "refused")) for a in self.addresses}
 
-    async def sync_state_data(self, names: list[str], *, every: bool = False) -> BrokerReplicasInfo:
+    async def sync_state_data(
+        self, names: list[str], *, every: bool = False
+    ) -> bodies.BrokerReplicasInfo:
         if self._fake.roles_error is not None:
             raise self._fake.roles_error
         table = self._fake.replicas.replicas_info_table
         wanted = table if every else names
-        return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in wanted if n in table})
+        return bodies.BrokerReplicasInfo(
+            replicas_info_table={n: table[n] for n in wanted if n in table}
+        )
 
     async def config(self, address: str) -> dict[str, str]:
         return {"controllerStorePath": address, **self._fake.settings.get(address, {})}
@@ -187,8 +171,8 @@ class FakeCluster:
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.suspect = ""
         self.groups = ["G", "H"]
-        self.topics = {"T": TopicConfig(topic_name="T", write_queue_nums=4)}
-        self.group_table = {"G": SubscriptionGroupConfig(group_name="G")}
+        self.topics = {"T": bodies.TopicConfig(topic_name="T", write_queue_nums=4)}
+        self.group_table = {"G": bodies.SubscriptionGroupConfig(group_name="G")}
         self.offsets: dict[str, dict[int, int]] = {"T@G": {0: 5}}
         self.users: Any = None
         self.letter: dict[str, str] = {}
@@ -204,19 +188,19 @@ class FakeCluster:
             address: ControllerMetadata(address, "g", "n0", CONTROLLERS[0], n == 0, peers)
             for n, address in enumerate(CONTROLLERS)
         }
-        self.info = ClusterInfo(
+        self.info = bodies.ClusterInfo(
             broker_addr_table={
-                "broker-a": BrokerData(
+                "broker-a": bodies.BrokerData(
                     broker_addrs={0: MASTER, 2: SLAVE}, broker_name="broker-a", cluster="C"
                 )
             },
             cluster_addr_table={"C": ["broker-a"]},
         )
-        self.replicas = BrokerReplicasInfo(
+        self.replicas = bodies.BrokerReplicasInfo(
             replicas_info_table={
-                "broker-a": ReplicasInfo(
+                "broker-a": bodies.ReplicasInfo(
                     in_sync_replicas=[
-                        ReplicaIdentity(alive=True, broker_address=a, broker_id=i)
+                        bodies.ReplicaIdentity(alive=True, broker_address=a, broker_id=i)
                         for i, a in ((1, MASTER), (2, SLAVE))
                     ],
                     master_address=MASTER,
@@ -237,9 +221,9 @@ class FakeCluster:
 
     def lose_group(self, name: str, address: str) -> None:
         """Only the controllers know a group whose last broker is dead."""
-        lost = ReplicaIdentity(alive=False, broker_address=address, broker_id=1)
+        lost = bodies.ReplicaIdentity(alive=False, broker_address=address, broker_id=1)
         self.dead.add(address)
-        self.replicas.replicas_info_table[name] = ReplicasInfo(
+        self.replicas.replicas_info_table[name] = bodies.ReplicasInfo(
             in_sync_replicas=[lost], master_address=address, master_broker_id=1, master_epoch=7
         )
 
@@ -263,7 +247,7 @@ class FakePart:
 
 
 class FakeClusterAdmin(FakePart):
-    async def info(self) -> ClusterInfo:
+    async def info(self) -> bodies.ClusterInfo:
         return self.fake.info
 
     async def name_server_states(self) -> dict[str, str | None]:
@@ -294,7 +278,7 @@ class FakeBrokers(FakePart):
             log_end, confirmed = self.fake.log_ends[address]
             return {"commitLogMaxOffset": str(log_end), "confirmOffset": str(confirmed)}
         return {"suspect": self.fake.suspect,
-                PROBLEMS_KEY: json.dumps(self.fake.problems.get(address, [])),
+                bodies.PROBLEMS_KEY: json.dumps(self.fake.problems.get(address, [])),
                 "brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
                 "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4",
                 **self.fake.figures.get(address, {})}  # fmt: skip
@@ -303,22 +287,24 @@ class FakeBrokers(FakePart):
         self.fake.calls.append(("repair_replica", address, suspect))
         return "cut at 100"
 
-    async def ha_status(self, address: str) -> HARuntimeInfo:
+    async def ha_status(self, address: str) -> bodies.HARuntimeInfo:
         self.check(address)
-        connections = [HAConnectionRuntimeInfo(addr=SLAVE, in_sync=True, slave_ack_offset=300)]
-        return HARuntimeInfo(
+        connections = [
+            bodies.HAConnectionRuntimeInfo(addr=SLAVE, in_sync=True, slave_ack_offset=300)
+        ]
+        return bodies.HARuntimeInfo(
             master=address in self.fake.masters,
             in_sync_slave_nums=1,
             ha_connection_info=connections if address == MASTER else [],
         )
 
-    async def epochs(self, address: str) -> EpochEntryCache:
+    async def epochs(self, address: str) -> bodies.EpochEntryCache:
         self.check(address)
-        return EpochEntryCache(
+        return bodies.EpochEntryCache(
             broker_id=1,
             broker_name="broker-a",
             cluster_name="C",
-            epoch_list=[EpochCacheEntry(epoch=1, start_offset=0)],
+            epoch_list=[bodies.EpochCacheEntry(epoch=1, start_offset=0)],
             max_offset=300,
         )
 
@@ -327,12 +313,14 @@ class FakeTopics(FakePart):
     async def names(self) -> list[str]:
         return ["T", "U"]
 
-    async def route(self, topic: str) -> TopicRouteData:
+    async def route(self, topic: str) -> bodies.TopicRouteData:
         if topic not in ("T", "U"):
             raise ResponseError(17, "No topic route info", NS)
-        return TopicRouteData(
+        return bodies.TopicRouteData(
             broker_datas=list(self.fake.info.broker_addr_table.values()),
-            queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4)],
+            queue_datas=[
+                bodies.QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4)
+            ],
         )
 
     async def stats(self, topic: str) -> tuple[QueueStats, ...]:
@@ -348,17 +336,17 @@ class FakeTopics(FakePart):
         self, topic: str, changes: TopicChanges, **where: Any
     ) -> dict[str, ChangedTopic]:
         self.fake.calls.append(("change_topic", topic, changes, where))
-        config = TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=3)
+        config = bodies.TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=3)
         return {"broker-a": ChangedTopic(MASTER, config)}
 
-    async def config(self, address: str, topic: str) -> TopicConfig | None:
+    async def config(self, address: str, topic: str) -> bodies.TopicConfig | None:
         known = topic in ("T", "U")
-        return TopicConfig(topic_name=topic, write_queue_nums=4) if known else None
+        return bodies.TopicConfig(topic_name=topic, write_queue_nums=4) if known else None
 
-    async def configs(self, address: str) -> TopicConfigSerializeWrapper:
-        return TopicConfigSerializeWrapper(topic_config_table=dict(self.fake.topics))
+    async def configs(self, address: str) -> bodies.TopicConfigSerializeWrapper:
+        return bodies.TopicConfigSerializeWrapper(topic_config_table=dict(self.fake.topics))
 
-    async def create_or_update(self, config: TopicConfig, *, broker: str) -> None:
+    async def create_or_update(self, config: bodies.TopicConfig, *, broker: str) -> None:
         config.attributes = {key.lstrip("+"): value for key, value in config.attributes.items()}
         self.fake.topics[config.topic_name] = config
 
@@ -368,7 +356,7 @@ class FakeTopics(FakePart):
 
 
 class FakeGroups(FakePart):
-    async def update(self, config: SubscriptionGroupConfig, *, broker: str) -> None:
+    async def update(self, config: bodies.SubscriptionGroupConfig, *, broker: str) -> None:
         self.fake.group_table[config.group_name] = config
 
     async def delete(self, group: str, **how: Any) -> dict[str, str]:
@@ -384,15 +372,19 @@ class FakeGroups(FakePart):
 
     async def producers(
         self, group: str, masters: Mapping[str, str] | None = None
-    ) -> list[ClientConnection]:
+    ) -> list[bodies.ClientConnection]:
         self.check_masters(masters)
-        return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
+        return (
+            [bodies.ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")]
+            if group == "P"
+            else []
+        )
 
     async def progress_of_broker(self, address: str) -> dict[str, list[QueueProgress]]:
         return {"G": list((await self.progress("G", None, {address: address})).queues)}
 
-    async def settings(self, address: str) -> SubscriptionGroupWrapper:
-        return SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))
+    async def settings(self, address: str) -> bodies.SubscriptionGroupWrapper:
+        return bodies.SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))
 
     async def offsets(self, address: str) -> dict[str, dict[int, int]]:
         return self.fake.offsets
@@ -414,13 +406,15 @@ class FakeGroups(FakePart):
 
     async def connections(
         self, group: str, masters: Mapping[str, str] | None = None
-    ) -> ConsumerConnection | None:
+    ) -> bodies.ConsumerConnection | None:
         self.check_masters(masters)
         if group != "G":
             return None
-        return ConsumerConnection(
-            connection_set=[ClientConnection(client_addr="10.0.0.9:5", client_id="10.0.0.9@1")],
-            subscription_table={"T": SubscriptionData(topic="T", sub_string="a || b")},
+        return bodies.ConsumerConnection(
+            connection_set=[
+                bodies.ClientConnection(client_addr="10.0.0.9:5", client_id="10.0.0.9@1")
+            ],
+            subscription_table={"T": bodies.SubscriptionData(topic="T", sub_string="a || b")},
         )
 
     async def reset_offsets(self, *asked: Any) -> dict[MessageQueue, int]:

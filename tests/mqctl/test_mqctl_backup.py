@@ -12,18 +12,7 @@ import pytest
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.mqctl.backup import (
-    MANIFEST,
-    BackupError,
-    Manifest,
-    StoreSource,
-    back_up,
-    back_up_to_stream,
-    check_backup,
-    read_manifest,
-    restore,
-    restore_from_stream,
-)
+from batonmq.mqctl import backup
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLock
 from tests.mqctl.conftest import MASTER, SLAVE, FakeCluster, Run
@@ -57,9 +46,11 @@ class Store:
         cache.append(EpochEntry(1, 0))
         cache.append(EpochEntry(2, self.offsets[25]))
 
-    def back_up(self, folder: Path, records: int) -> tuple[Manifest, int]:
+    def back_up(self, folder: Path, records: int) -> tuple[backup.Manifest, int]:
         """The first `records` of them."""
-        return back_up(StoreSource(self.root), folder, self.offsets[records], 7, nothing)
+        return backup.back_up(
+            backup.StoreSource(self.root), folder, self.offsets[records], 7, nothing
+        )
 
     def log(self, records: int) -> bytes:
         return log_bytes(self.root, self.offsets[records])
@@ -88,7 +79,7 @@ def test_r17_r47_a_backup_ends_at_its_cut_and_a_new_log_is_made_of_it(
     cut = store.offsets[30]
     assert (manifest.begin, manifest.end, added) == (0, cut, cut)
     new = tmp_path / "new"
-    restore(tmp_path / "b", new, nothing)
+    backup.restore(tmp_path / "b", new, nothing)
     whole = log_bytes(new, 1 << 30)
     assert whole[:cut] == store.log(30) and len(whole) % SEGMENT == 0
     assert whole[cut:] == bytes(len(whole) - cut), "nothing above the cut is copied"
@@ -121,7 +112,7 @@ def test_a_second_backup_adds_new_bytes_only(
     _, added = store.back_up(folder, 45)
     assert added == sum(written) == store.offsets[45] - store.offsets[30]
     monkeypatch.undo()
-    restore(folder, tmp_path / "new", nothing)
+    backup.restore(folder, tmp_path / "new", nothing)
     assert log_bytes(tmp_path / "new", store.offsets[45]) == store.log(45)
 
 
@@ -131,7 +122,7 @@ def test_what_expired_leaves_the_backup(store: Store, tmp_path: Path) -> None:
     manifest, _ = store.back_up(tmp_path / "b", 45)
     assert manifest.begin == SEGMENT
     assert not (tmp_path / "b" / "commitlog" / f"{0:020}").exists()
-    restore(tmp_path / "b", tmp_path / "new", nothing)
+    backup.restore(tmp_path / "b", tmp_path / "new", nothing)
 
 
 def refused(rule: str, work: Callable[[], object], silent: list[str]) -> bool:
@@ -161,14 +152,14 @@ def test_a_failing_disk_leaves_the_backup_before_and_no_half_one(
         if before:
             store.back_up(folder, before)
         struck = refused(rule, lambda: store.back_up(folder, 45), silent)
-        manifest = read_manifest(folder)
+        manifest = backup.read_manifest(folder)
         assert manifest is not None or (struck and not before)
         if manifest is not None:
             assert manifest.end in {store.offsets[before] or end, end}
-            assert check_backup(folder, nothing) == manifest
+            assert backup.check_backup(folder, nothing) == manifest
             assert log_bytes(folder, manifest.end) == log_bytes(store.root, manifest.end)
         store.back_up(folder, 45)
-        assert check_backup(folder, nothing).end == end
+        assert backup.check_backup(folder, nothing).end == end
         return struck
 
     assert walk_errors(f"* * {error}", attempt) > 40
@@ -182,9 +173,9 @@ def test_a_failing_disk_leaves_no_half_store_and_is_named(store: Store, tmp_path
 
     def attempt(rule: str, number: int) -> bool:
         new = tmp_path / str(number)
-        struck = refused(rule, lambda: restore(tmp_path / "b", new, nothing), silent)
+        struck = refused(rule, lambda: backup.restore(tmp_path / "b", new, nothing), silent)
         if not new.exists():
-            restore(tmp_path / "b", new, nothing)
+            backup.restore(tmp_path / "b", new, nothing)
         assert log_bytes(new, store.offsets[45]) == store.log(45)
         assert not new.with_name(f"{number}.restoring").exists()
         return struck
@@ -197,7 +188,7 @@ def test_a_failing_disk_leaves_no_half_store_and_is_named(store: Store, tmp_path
 def test_a_damaged_backup_is_refused(store: Store, tmp_path: Path, what: str) -> None:
     folder = tmp_path / "b"
     store.back_up(folder, 45)
-    segment, manifest = folder / "commitlog" / f"{SEGMENT:020}", folder / MANIFEST
+    segment, manifest = folder / "commitlog" / f"{SEGMENT:020}", folder / backup.MANIFEST
     data = segment.read_bytes()
     if what == "flip":
         segment.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
@@ -209,21 +200,23 @@ def test_a_damaged_backup_is_refused(store: Store, tmp_path: Path, what: str) ->
         manifest.write_bytes(manifest.read_bytes().replace(b'"end": ', b'"end": 1'))
     else:
         manifest.unlink()
-    with pytest.raises((BackupError, FileNotFoundError)):
-        restore(folder, tmp_path / "new", nothing)
+    with pytest.raises((backup.BackupError, FileNotFoundError)):
+        backup.restore(folder, tmp_path / "new", nothing)
     assert not (tmp_path / "new").exists()
 
 
 def test_damage_in_the_store_and_a_cut_within_a_record_are_found_and_no_backup_counts(
     store: Store, tmp_path: Path
 ) -> None:
-    with pytest.raises(BackupError):
-        back_up(StoreSource(store.root), tmp_path / "b", store.offsets[30] + 1, 7, nothing)
-    assert read_manifest(tmp_path / "b") is None
+    with pytest.raises(backup.BackupError):
+        backup.back_up(
+            backup.StoreSource(store.root), tmp_path / "b", store.offsets[30] + 1, 7, nothing
+        )
+    assert backup.read_manifest(tmp_path / "b") is None
     change(store.root, store.offsets[20] + 90, b"\xff\xff")
-    with pytest.raises(BackupError, match="back up another replica"):
+    with pytest.raises(backup.BackupError, match="back up another replica"):
         store.back_up(tmp_path / "b", 45)
-    assert read_manifest(tmp_path / "b") is None
+    assert backup.read_manifest(tmp_path / "b") is None
 
 
 def test_r47_another_history_does_not_continue_a_backup(store: Store, tmp_path: Path) -> None:
@@ -239,29 +232,29 @@ def test_r47_another_history_does_not_continue_a_backup(store: Store, tmp_path: 
         (tmp_path / "cut", offsets[45], "other bytes"),
         (store.root, offsets[10], "confirmed up to"),
     ):
-        with pytest.raises(BackupError, match=why):
-            back_up(StoreSource(root), folder, end, 8, nothing)
+        with pytest.raises(backup.BackupError, match=why):
+            backup.back_up(backup.StoreSource(root), folder, end, 8, nothing)
     assert files_of(folder) == before
 
 
 def stream_of(store: Store) -> bytes:
     out = BytesIO()
-    back_up_to_stream(StoreSource(store.root), out, store.offsets[30], 7, nothing)
+    backup.back_up_to_stream(backup.StoreSource(store.root), out, store.offsets[30], 7, nothing)
     return out.getvalue()
 
 
 def test_a_stream_holds_the_same(store: Store, tmp_path: Path) -> None:
-    restore_from_stream(BytesIO(stream_of(store)), tmp_path / "new", nothing)
+    backup.restore_from_stream(BytesIO(stream_of(store)), tmp_path / "new", nothing)
     store.back_up(tmp_path / "b", 30)
-    restore(tmp_path / "b", tmp_path / "by-folder", nothing)
+    backup.restore(tmp_path / "b", tmp_path / "by-folder", nothing)
     assert files_of(tmp_path / "new") == files_of(tmp_path / "by-folder")
 
 
 def test_a_stream_that_ends_early_is_no_backup(store: Store, tmp_path: Path) -> None:
     stream = stream_of(store)
     for end in range(0, len(stream) - 10_240, 512):
-        with pytest.raises(BackupError):
-            restore_from_stream(BytesIO(stream[:end]), tmp_path / "new", nothing)
+        with pytest.raises(backup.BackupError):
+            backup.restore_from_stream(BytesIO(stream[:end]), tmp_path / "new", nothing)
         assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
@@ -273,8 +266,8 @@ def test_a_stream_of_a_stranger_writes_nowhere_else(tmp_path: Path, name: str) -
         member.size = 3
         archive.addfile(member, BytesIO(b"abc"))
     (tmp_path / "at").mkdir()
-    with pytest.raises(BackupError, match="is no backup"):
-        restore_from_stream(BytesIO(out.getvalue()), tmp_path / "at" / "new", nothing)
+    with pytest.raises(backup.BackupError, match="is no backup"):
+        backup.restore_from_stream(BytesIO(out.getvalue()), tmp_path / "at" / "new", nothing)
     assert not list((tmp_path / "at").iterdir()) and not (tmp_path / "escaped").exists()
 
 

@@ -13,17 +13,7 @@ from batonmq.client.admin.types import GroupProgress, QueueProgress
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import ClientError
 from batonmq.client.instance.topic_route import topic_route
-from batonmq.protocol.bodies import (
-    ClientConnection,
-    ConsumerConnection,
-    ConsumerOffsetSerializeWrapper,
-    ConsumeStats,
-    GetConsumerListByGroupResponseBody,
-    ProducerConnection,
-    ResetOffsetBody,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-)
+from batonmq.protocol import bodies
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageQueue
@@ -35,14 +25,14 @@ class ConsumerGroupAdmin:
         self._requests = requests
         self._cluster = cluster
 
-    async def settings(self, address: str) -> SubscriptionGroupWrapper:
+    async def settings(self, address: str) -> bodies.SubscriptionGroupWrapper:
         """The settings of all groups on one broker."""
-        kind, code = SubscriptionGroupWrapper, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        kind, code = bodies.SubscriptionGroupWrapper, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         return await self._requests.read(kind, address, code, {}, "subscription groups")
 
     async def update(
         self,
-        config: SubscriptionGroupConfig,
+        config: bodies.SubscriptionGroupConfig,
         *,
         cluster: str | None = None,
         broker: str | None = None,
@@ -88,13 +78,13 @@ class ConsumerGroupAdmin:
 
     async def producers(
         self, group: str, masters: Mapping[str, str] | None = None
-    ) -> list[ClientConnection]:
+    ) -> list[bodies.ClientConnection]:
         """The connected producers of the group, without repetition."""
-        found: dict[str, ClientConnection] = {}
+        found: dict[str, bodies.ClientConnection] = {}
         code, ext = RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}
         unknown = ResponseCode.SYSTEM_ERROR
         async for body in self._at_each(masters, code, ext, "producers", unknown):
-            for each in ProducerConnection.decode(body).connection_set:
+            for each in bodies.ProducerConnection.decode(body).connection_set:
                 found.setdefault(each.client_id, each)
         return [found[name] for name in sorted(found)]
 
@@ -108,7 +98,7 @@ class ConsumerGroupAdmin:
 
     async def offsets(self, address: str) -> dict[str, dict[int, int]]:
         """`topic@group` -> queue id -> offset, on one broker."""
-        kind, code = ConsumerOffsetSerializeWrapper, RequestCode.GET_ALL_CONSUMER_OFFSET
+        kind, code = bodies.ConsumerOffsetSerializeWrapper, RequestCode.GET_ALL_CONSUMER_OFFSET
         return (await self._requests.read(kind, address, code, {}, "offsets")).offset_table
 
     async def names(self, masters: Mapping[str, str] | None = None) -> list[str]:
@@ -133,7 +123,7 @@ class ConsumerGroupAdmin:
             remoting = self._requests.client.remoting
             reply = await remoting.invoke(address, request, self._requests.timeout_ms)
             if reply.code == ResponseCode.SUCCESS:
-                body = GetConsumerListByGroupResponseBody.decode(reply.body)
+                body = bodies.GetConsumerListByGroupResponseBody.decode(reply.body)
                 members.update(body.consumer_id_list)
         return tuple(sorted(members))
 
@@ -167,14 +157,14 @@ class ConsumerGroupAdmin:
 
     async def connections(
         self, group: str, masters: Mapping[str, str] | None = None
-    ) -> ConsumerConnection | None:
+    ) -> bodies.ConsumerConnection | None:
         """The group's connected members, without repetition, and its subscriptions; None without
         members."""
-        found: ConsumerConnection | None = None
+        found: bodies.ConsumerConnection | None = None
         code, ext = RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}
         unknown = ResponseCode.CONSUMER_NOT_ONLINE
         async for body in self._at_each(masters, code, ext, "members", unknown):
-            here = ConsumerConnection.decode(body)
+            here = bodies.ConsumerConnection.decode(body)
             if found is None:
                 found = here
                 continue
@@ -228,7 +218,7 @@ class ConsumerGroupAdmin:
                 # A topic need not be in every group.
                 without.append(name)
                 continue
-            offsets |= ResetOffsetBody.decode(reply.body).offset_table
+            offsets |= bodies.ResetOffsetBody.decode(reply.body).offset_table
         if not offsets:
             raise ClientError(f"topic {topic} is at none of the brokers {', '.join(without)}")
         return dict(sorted(offsets.items()))
@@ -238,7 +228,7 @@ class ConsumerGroupAdmin:
     ) -> Iterable[QueueProgress]:
         ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
         code = RequestCode.GET_CONSUME_STATS
-        stats = await self._requests.read(ConsumeStats, address, code, ext, "progress")
+        stats = await self._requests.read(bodies.ConsumeStats, address, code, ext, "progress")
         return [
             QueueProgress(
                 queue, o.broker_offset, o.consumer_offset, o.last_timestamp, o.pull_offset

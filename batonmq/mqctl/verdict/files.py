@@ -23,26 +23,7 @@ from batonmq.mqctl.verdict.evidence import (
     StoreEvidence,
     line_ms,
 )
-from batonmq.protocol.layout import (
-    CHECKPOINT,
-    CHECKPOINT_LOG,
-    CHECKPOINT_LOG_AT,
-    CHECKPOINT_MAGIC,
-    CHECKPOINT_OURS,
-    CHECKPOINT_OURS_AT,
-    CHECKPOINT_SIZE,
-    FILLER_SIZE,
-    INDEX_ENTRY,
-    INDEX_HEADER,
-    INDEX_SLOT,
-    JOURNAL_GROUP,
-    JOURNAL_MAGIC,
-    RECORD_HEAD,
-    SNAPSHOT_CRC,
-    SNAPSHOT_MAGIC,
-    UNIT,
-    UNIT_SIZE,
-)
+from batonmq.protocol import layout
 from batonmq.protocol.numbers import INT_MAX, natural_number
 from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
@@ -124,27 +105,27 @@ def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) ->
 
 def _journal_fault(data: bytes) -> str:
     """A torn last group is none: no message about it left the node."""
-    if not data.startswith(JOURNAL_MAGIC):
+    if not data.startswith(layout.JOURNAL_MAGIC):
         return "no journal"
-    at, bad = len(JOURNAL_MAGIC), -1
-    while at + JOURNAL_GROUP.size <= len(data):
-        size, crc = JOURNAL_GROUP.unpack_from(data, at)
-        payload = data[at + JOURNAL_GROUP.size : at + JOURNAL_GROUP.size + size]
+    at, bad = len(layout.JOURNAL_MAGIC), -1
+    while at + layout.JOURNAL_GROUP.size <= len(data):
+        size, crc = layout.JOURNAL_GROUP.unpack_from(data, at)
+        payload = data[at + layout.JOURNAL_GROUP.size : at + layout.JOURNAL_GROUP.size + size]
         if not size or len(payload) < size or zlib.crc32(payload) != crc:
             bad = at
             break
-        at += JOURNAL_GROUP.size + size
+        at += layout.JOURNAL_GROUP.size + size
     if bad < 0:
         return ""
     # A good group behind the bad one: what was written later is there, so this is no torn end. In a
     # part only: this is Python byte by byte.
-    for at in range(bad + 1, min(len(data), bad + (1 << 20)) - JOURNAL_GROUP.size):
-        size, crc = JOURNAL_GROUP.unpack_from(data, at)
-        begin = at + JOURNAL_GROUP.size
+    for at in range(bad + 1, min(len(data), bad + (1 << 20)) - layout.JOURNAL_GROUP.size):
+        size, crc = layout.JOURNAL_GROUP.unpack_from(data, at)
+        begin = at + layout.JOURNAL_GROUP.size
         if 0 < size <= len(data) - begin and zlib.crc32(data[begin : begin + size]) == crc:
             return f"a bad group at offset {bad}, with a good one behind it"
-    size, _ = JOURNAL_GROUP.unpack_from(data, bad)
-    is_whole = 0 < size <= len(data) - bad - JOURNAL_GROUP.size
+    size, _ = layout.JOURNAL_GROUP.unpack_from(data, bad)
+    is_whole = 0 < size <= len(data) - bad - layout.JOURNAL_GROUP.size
     return f"a bad group at offset {bad}" if is_whole else ""
 
 
@@ -154,11 +135,11 @@ def _meta_fault(data: bytes) -> str:
 
 
 def _snapshot_fault(data: bytes) -> str:
-    begin = len(SNAPSHOT_MAGIC)
-    head = data[: begin + SNAPSHOT_CRC.size]
-    if len(head) < begin + SNAPSHOT_CRC.size or not head.startswith(SNAPSHOT_MAGIC):
+    begin = len(layout.SNAPSHOT_MAGIC)
+    head = data[: begin + layout.SNAPSHOT_CRC.size]
+    if len(head) < begin + layout.SNAPSHOT_CRC.size or not head.startswith(layout.SNAPSHOT_MAGIC):
         return "no snapshot"
-    is_good = SNAPSHOT_CRC.unpack_from(data, begin)[0] == zlib.crc32(data[len(head) :])
+    is_good = layout.SNAPSHOT_CRC.unpack_from(data, begin)[0] == zlib.crc32(data[len(head) :])
     return "" if is_good else "its checksum differs"
 
 
@@ -283,26 +264,30 @@ class _StoreReader:
         path = self.folder / "checkpoint"
         if (data := self._bytes(path)) is None:
             return
-        if len(data) != CHECKPOINT_SIZE:
-            self.fault("checkpoint", path, f"{len(data)} bytes instead of {CHECKPOINT_SIZE}")
+        if len(data) != layout.CHECKPOINT_SIZE:
+            self.fault("checkpoint", path, f"{len(data)} bytes instead of {layout.CHECKPOINT_SIZE}")
             return
-        ours = data[CHECKPOINT_OURS_AT : CHECKPOINT_OURS_AT + CHECKPOINT_OURS.size]
-        magic, recovery, crc = CHECKPOINT_OURS.struct.unpack(ours)
-        head = data[: CHECKPOINT.size]
-        if magic != CHECKPOINT_MAGIC or crc != zlib.crc32(
-            ours[: CHECKPOINT_OURS.at["crc"]], zlib.crc32(head)
+        ours = data[
+            layout.CHECKPOINT_OURS_AT : layout.CHECKPOINT_OURS_AT + layout.CHECKPOINT_OURS.size
+        ]
+        magic, recovery, crc = layout.CHECKPOINT_OURS.struct.unpack(ours)
+        head = data[: layout.CHECKPOINT.size]
+        if magic != layout.CHECKPOINT_MAGIC or crc != zlib.crc32(
+            ours[: layout.CHECKPOINT_OURS.at["crc"]], zlib.crc32(head)
         ):
             if any(data):  # all zeros: made at the start, and not written yet
                 self.fault("checkpoint", path, "its checksum differs")
             return
-        about = data[CHECKPOINT_LOG_AT : CHECKPOINT_LOG_AT + CHECKPOINT_LOG.size]
-        *_, log_crc, crc = CHECKPOINT_LOG.struct.unpack(about)
+        about = data[
+            layout.CHECKPOINT_LOG_AT : layout.CHECKPOINT_LOG_AT + layout.CHECKPOINT_LOG.size
+        ]
+        *_, log_crc, crc = layout.CHECKPOINT_LOG.struct.unpack(about)
         log_id = self._text(self.folder / "commitlog" / ".baton" / "log_id")
-        is_good = crc == zlib.crc32(about[: CHECKPOINT_LOG.at["crc"]])
+        is_good = crc == zlib.crc32(about[: layout.CHECKPOINT_LOG.at["crc"]])
         if log_id and is_good and log_crc != zlib.crc32(log_id.encode()):
             self.fault("checkpoint", path, "it is about the log of another store")
             return
-        newest_ms, *_, confirmed = CHECKPOINT.struct.unpack(head)
+        newest_ms, *_, confirmed = layout.CHECKPOINT.struct.unpack(head)
         self.facts = replace(
             self.facts, newest_ms=newest_ms, confirmed=confirmed, known_end=max(recovery, confirmed)
         )
@@ -374,11 +359,11 @@ def _log_faults(
 
 def _is_torn(path: Path, position: int, used: int) -> bool:
     """Whether the bytes at the log's end are the beginning of a record, and no whole bad one."""
-    if used < RECORD_HEAD.only("size", "magic").size:
+    if used < layout.RECORD_HEAD.only("size", "magic").size:
         return True
     with path.open("rb") as file:
         file.seek(position)
-        size, magic = RECORD_HEAD.only("size", "magic").unpack(file.read(8))
+        size, magic = layout.RECORD_HEAD.only("size", "magic").unpack(file.read(8))
     return magic in (MAGIC_V1, MAGIC_V2) and size > used
 
 
@@ -438,12 +423,12 @@ def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
     ahead: dict[int, int] = {}
     for path in segments_of(folder):
         base = int(path.name)
-        if base % UNIT_SIZE:
+        if base % layout.UNIT_SIZE:
             return count, ahead, f"{path.name} begins within a unit"
         data = path.read_bytes().rstrip(b"\0")
-        data += bytes(-len(data) % UNIT_SIZE)
-        for at, (offset, size, _) in enumerate(UNIT.struct.iter_unpack(data)):
-            if size == FILLER_SIZE:
+        data += bytes(-len(data) % layout.UNIT_SIZE)
+        for at, (offset, size, _) in enumerate(layout.UNIT.struct.iter_unpack(data)):
+            if size == layout.FILLER_SIZE:
                 continue
             where = f"{path.name}, unit {at}: "
             if offset < 0 or size <= 0:
@@ -451,7 +436,7 @@ def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
             if offset <= before or offset < before + last_size:
                 return count, ahead, f"{where}its offset {offset} is not above the one before"
             before, last_size = offset, size
-            count = base // UNIT_SIZE + at + 1
+            count = base // layout.UNIT_SIZE + at + 1
             if log_end and offset >= log_end:
                 ahead[offset] = offset + size
     return count, ahead, ""
@@ -463,15 +448,15 @@ def due_ms(folder: Path, levels: Mapping[int, int]) -> int:
     found = []
     for level, index in levels.items():
         queue = folder / "consumequeue" / SCHEDULE_TOPIC / str(level - 1)
-        position = index * UNIT_SIZE
+        position = index * layout.UNIT_SIZE
         try:
             path = max(f for f in segments_of(queue) if int(f.name) <= position)
             with path.open("rb") as file:
                 file.seek(position - int(path.name))
-                offset, size, due = UNIT.struct.unpack(file.read(UNIT_SIZE))
+                offset, size, due = layout.UNIT.struct.unpack(file.read(layout.UNIT_SIZE))
         except (OSError, ValueError, struct.error):
             continue
-        if size > 0 and size != FILLER_SIZE and offset >= 0 and due > 0:
+        if size > 0 and size != layout.FILLER_SIZE and offset >= 0 and due > 0:
             found.append(due)
     return min(found, default=0)
 
@@ -479,14 +464,18 @@ def due_ms(folder: Path, levels: Mapping[int, int]) -> int:
 def _index_fault(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            head = file.read(INDEX_HEADER.size)
-        if len(head) < INDEX_HEADER.size:
+            head = file.read(layout.INDEX_HEADER.size)
+        if len(head) < layout.INDEX_HEADER.size:
             return "it is shorter than its header"
-        begin_ms, end_ms, begin, end, used, count = INDEX_HEADER.struct.unpack(head)
+        begin_ms, end_ms, begin, end, used, count = layout.INDEX_HEADER.struct.unpack(head)
         size = path.stat().st_size
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    needs = INDEX_HEADER.size + used * INDEX_SLOT.size + (count - 1) * INDEX_ENTRY.size
+    needs = (
+        layout.INDEX_HEADER.size
+        + used * layout.INDEX_SLOT.size
+        + (count - 1) * layout.INDEX_ENTRY.size
+    )
     sane = begin_ms >= 0 and begin >= 0 and 0 <= used <= max(count, 1) and needs <= size
     return "" if sane and (count <= 1 or (begin_ms <= end_ms and begin <= end)) else "a bad header"
 

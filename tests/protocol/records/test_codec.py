@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol import message as message_module
 from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes, host_text, split_address
-from batonmq.protocol.records.codec import (
-    CRC_TAIL_SIZE,
-    MAGIC_V2,
-    NewMessage,
-    decode_record,
-    decode_records,
-    encode_blank,
-    message_to_store,
-    raw_properties,
-    scan_record,
-)
+from batonmq.protocol.records import codec
 from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from tests.records import record_of as encode_record
@@ -73,7 +63,7 @@ OWN = {
 
 def naive_crc_digits(record: bytes) -> bytes:
     """Java `MessageDecoder.createCrc32`, step by step: ten times the last decimal digit."""
-    crc = zlib.crc32(record[:-CRC_TAIL_SIZE]) & 0x7FFFFFFF
+    crc = zlib.crc32(record[: -codec.CRC_TAIL_SIZE]) & 0x7FFFFFFF
     digits = bytearray()
     for _ in range(10):
         digits.append(ord("0") + crc % 10)
@@ -90,8 +80,8 @@ def test_golden_records_decode_to_their_lines_and_encode_to_the_same_bytes(store
     position = 0
     for line in lines:
         want = json.loads(line)
-        message = decode_record(log, position, check_crc=True)
-        head = scan_record(log, position, check_crc=True)
+        message = codec.decode_record(log, position, check_crc=True)
+        head = codec.scan_record(log, position, check_crc=True)
         assert head is not None and head.kind == "message"
         assert {
             "bodyCRC": message.body_crc,
@@ -134,14 +124,14 @@ def test_golden_records_decode_to_their_lines_and_encode_to_the_same_bytes(store
         position += head.size
     assert (len(lines), position) == (22, 6760)
     with pytest.raises(CorruptRecord, match="zeros"):
-        scan_record(log, position)
+        codec.scan_record(log, position)
 
 
 def test_the_compressed_golden_body_inflates() -> None:
     (segment,) = (STORE / "b0/commitlog").iterdir()
     lines = (STORE / "b0/commitlog.decoded.jsonl").read_text().splitlines()
     compressed = next(json.loads(line) for line in lines if json.loads(line)["sysFlag"] & 1)
-    message = decode_record(segment.read_bytes(), compressed["position"])
+    message = codec.decode_record(segment.read_bytes(), compressed["position"])
     assert len(message.uncompressed_body()) == 6000
 
 
@@ -151,8 +141,8 @@ def test_any_record_decodes_to_what_was_encoded(
 ) -> None:
     record = encode_record(**fields, append_prop_crc=prop_crc)  # type: ignore[arg-type]
     buf = before + record + b"\xff" * 5
-    message = decode_record(buf, len(before), check_crc=True)
-    head = scan_record(buf, len(before), check_crc=True)
+    message = codec.decode_record(buf, len(before), check_crc=True)
+    head = codec.scan_record(buf, len(before), check_crc=True)
     assert head is not None
     topic, body, raw = fields["topic"], fields["body"], fields["properties"]
     born, store = fields["born_host"], fields["store_host"]
@@ -172,8 +162,10 @@ def test_any_record_decodes_to_what_was_encoded(
     assert bool(message.sys_flag & BORN_HOST_V6) == (len(born) == 20)
     assert bool(message.sys_flag & STORE_HOST_V6) == (len(store) == 20)
     assert head.properties.startswith(raw)
-    assert raw_properties(record) == raw_properties(buf[len(before) :]) == head.properties
-    assert (struct.unpack_from(">I", record, 4)[0] == MAGIC_V2) == (len(topic) > 127)
+    assert (
+        codec.raw_properties(record) == codec.raw_properties(buf[len(before) :]) == head.properties
+    )
+    assert (struct.unpack_from(">I", record, 4)[0] == codec.MAGIC_V2) == (len(topic) > 127)
     if prop_crc:
         assert record[-11:-1] == naive_crc_digits(record)
         assert message.properties["__CRC32#"] == record[-11:-1].decode()
@@ -191,7 +183,7 @@ def test_r24_the_property_crc_finds_every_flipped_byte(
     at = data.draw(st.integers(0, len(record) - 1))
     record[at] ^= data.draw(st.integers(1, 255))
     try:
-        head = scan_record(record, 0, check_crc=True)
+        head = codec.scan_record(record, 0, check_crc=True)
     except CorruptRecord:
         return
     assert head is None and at < 4
@@ -202,7 +194,7 @@ def test_r24_the_body_crc_finds_a_flip_in_a_body_of_one_byte(bit: int) -> None:
     record = bytearray(encode_record(**{**ONE, "body": b"h"}, append_prop_crc=False))  # type: ignore[arg-type]
     record[record.rindex(b"h\x09GoldTopic")] ^= 1 << bit
     with pytest.raises(CorruptRecord, match="body CRC"):
-        scan_record(record, 0, check_crc=True)
+        codec.scan_record(record, 0, check_crc=True)
 
 
 @given(RECORD, st.data())
@@ -213,55 +205,55 @@ def test_a_filter_sees_the_properties_or_hears_that_the_record_is_damaged(
     record = bytearray(encode_record(**fields, append_prop_crc=False))  # type: ignore[arg-type]
     record[data.draw(st.integers(4, 91))] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        assert record.endswith(raw_properties(record))
+        assert record.endswith(codec.raw_properties(record))
     except CorruptRecord as damage:
         assert damage.what
 
 
 def test_a_missing_last_separator_is_added_before_the_property_crc() -> None:
     record = encode_record(**{**ONE, "properties": b"TAGS\x01a"}, append_prop_crc=True)  # type: ignore[arg-type]
-    head = scan_record(record, check_crc=True)
+    head = codec.scan_record(record, check_crc=True)
     assert head is not None and head.properties.startswith(b"TAGS\x01a\x02__CRC32#\x01")
 
 
 def test_a_torn_record_is_not_whole_yet_but_a_decoder_refuses_it() -> None:
     record = encode_record(**ONE, append_prop_crc=True)  # type: ignore[arg-type]
     for size in range(len(record)):
-        assert scan_record(record[:size]) is None
+        assert codec.scan_record(record[:size]) is None
         with pytest.raises(CorruptRecord, match="cut off"):
-            decode_record(record[:size])
+            codec.decode_record(record[:size])
 
 
 def test_wrong_crcs_are_named() -> None:
     plain = bytearray(encode_record(**ONE, append_prop_crc=False))  # type: ignore[arg-type]
     plain[88] ^= 1
     with pytest.raises(CorruptRecord, match="body CRC"):
-        scan_record(plain, check_crc=True)
+        codec.scan_record(plain, check_crc=True)
     with pytest.raises(CorruptRecord, match="body CRC"):
-        decode_records(plain)
+        codec.decode_records(plain)
     tailed = bytearray(encode_record(**ONE, append_prop_crc=True))  # type: ignore[arg-type]
     tailed[20] ^= 1
     with pytest.raises(CorruptRecord, match="property CRC"):
-        scan_record(tailed, check_crc=True)
+        codec.scan_record(tailed, check_crc=True)
 
 
 @pytest.mark.parametrize("at", range(len("__CRC32#")))
 def test_r24_a_damaged_name_of_the_property_crc_switches_no_check_off(at: int) -> None:
     record = bytearray(encode_record(**ONE, append_prop_crc=True))  # type: ignore[arg-type]
-    record[len(record) - CRC_TAIL_SIZE + at] ^= 1
+    record[len(record) - codec.CRC_TAIL_SIZE + at] ^= 1
     with pytest.raises(CorruptRecord, match="name of the property CRC"):
-        scan_record(record, check_crc=True)
+        codec.scan_record(record, check_crc=True)
 
 
 def test_a_blank_says_how_much_of_its_file_is_left() -> None:
-    blank = encode_blank(300)
+    blank = codec.encode_blank(300)
     assert blank == bytes.fromhex("0000012c cbd43194")
-    head = scan_record(blank)
+    head = codec.scan_record(blank)
     assert head is not None and (head.kind, head.size) == ("blank", 300)
     with pytest.raises(CorruptRecord, match="blank"):
-        decode_record(blank)
+        codec.decode_record(blank)
     with pytest.raises(CorruptRecord, match="blank of 7 bytes"):
-        scan_record(encode_blank(7))
+        codec.scan_record(codec.encode_blank(7))
 
 
 @given(st.binary(min_size=8, max_size=200))
@@ -270,7 +262,7 @@ def test_noise_is_never_more_than_corrupt(noise: bytes) -> None:
         buf = noise[:4] + magic + noise[4:] if magic else noise
         for size in (buf, (len(buf)).to_bytes(4) + buf[4:]):
             try:
-                scan_record(size, check_crc=True)
+                codec.scan_record(size, check_crc=True)
             except CorruptRecord as error:
                 assert error.what
 
@@ -297,8 +289,8 @@ def test_a_message_that_is_stored_again_keeps_all_but_its_place(
 ) -> None:
     """Delivery, transactions and dead letters store messages again; the CRC tail is the place's."""
     record = encode_record(**fields, append_prop_crc=prop_crc)  # type: ignore[arg-type]
-    again = message_to_store(record)
-    assert isinstance(again, NewMessage) and again.topic.encode() == fields["topic"]
+    again = codec.message_to_store(record)
+    assert isinstance(again, codec.NewMessage) and again.topic.encode() == fields["topic"]
     assert {name: getattr(again, name) for name in OWN} == {name: fields[name] for name in OWN}
     assert (again.sys_flag ^ fields["sys_flag"]) & ~(BORN_HOST_V6 | STORE_HOST_V6) == 0  # type: ignore[operator]
 

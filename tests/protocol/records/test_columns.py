@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.layout import record_layout
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.records import columns
-from batonmq.protocol.records.codec import (
-    CRC_TAIL_SIZE,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    crc_tail,
-    decode_record,
-    encode_blank,
-    scan_in_file,
-)
+from batonmq.protocol.records import codec, columns
 from batonmq.protocol.records.common import quick_record, quick_size
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import candidates
@@ -87,8 +77,8 @@ def fields_of(message):
 
 def sign(data, start, end):
     """Give the bytes of a record the property CRC that a writer would have given them."""
-    crc = zlib.crc32(data[start : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
-    data[end - CRC_TAIL_SIZE : end] = crc_tail(crc)
+    crc = zlib.crc32(data[start : end - codec.CRC_TAIL_SIZE]) & 0x7FFFFFFF
+    data[end - codec.CRC_TAIL_SIZE : end] = codec.crc_tail(crc)
 
 
 @st.composite
@@ -121,7 +111,7 @@ def scalar_answer(data, file_end):
     heads, at = [], 0
     while at < len(data):
         try:
-            head = scan_in_file(data, at, BASE + at, file_end, check_crc=True)
+            head = codec.scan_in_file(data, at, BASE + at, file_end, check_crc=True)
         except CorruptRecord as error:
             return heads, error.fault
         if head is None or head.kind == "blank":
@@ -222,8 +212,8 @@ NO_CRC = {"append_prop_crc": False}
 #: What shows each fault behind two good records, and how much room its file has behind that.
 SHOWN = {
     RecordFault.ZEROS: (lambda: bytes(200), 100),
-    RecordFault.MAGIC: (damaged({}, ("magic", MAGIC_V1 ^ 1)), 100),
-    RecordFault.BLANK_SIZE: (lambda: encode_blank(7), 100),
+    RecordFault.MAGIC: (damaged({}, ("magic", codec.MAGIC_V1 ^ 1)), 100),
+    RecordFault.BLANK_SIZE: (lambda: codec.encode_blank(7), 100),
     RecordFault.SIZE_TOO_SMALL: (damaged({}, ("size", 90)), 100),
     RecordFault.SIZE_OF_HOSTS: (damaged({"properties": b""} | NO_CRC, ("sys_flag", 0x30)), 100),
     RecordFault.SIZE_TOO_LARGE: (damaged({}, ("size", 1 << 31)), 100),
@@ -236,7 +226,7 @@ SHOWN = {
     RecordFault.MISPLACED: (damaged({}, ("physical_offset", 0), signed=True), 100),
     RecordFault.LEAVES_FILE: (damaged({}, ("size", 1000)), 0),
     RecordFault.NO_SPACE_BEHIND: (damaged({}), 7),
-    RecordFault.BLANK_WITHIN_FILE: (lambda: encode_blank(300).ljust(300, b"\0"), 9),
+    RecordFault.BLANK_WITHIN_FILE: (lambda: codec.encode_blank(300).ljust(300, b"\0"), 9),
     RecordFault.TORN_PROPERTIES: (replaced(-1, b"\0", **NO_CRC), 100),
 }
 #: Of decoders, and of what a store finds at the end of its log (`tests/store`).
@@ -267,15 +257,15 @@ def test_a_fault_tells_its_numbers(fault):
 def test_a_decoder_refuses_a_blank_and_what_is_cut_off():
     data, _ = log_of({})
     for made, fault in (
-        (encode_blank(8), RecordFault.BLANK),
+        (codec.encode_blank(8), RecordFault.BLANK),
         (bytes(data[:-1]), RecordFault.CUT_OFF),
     ):
         with pytest.raises(CorruptRecord) as raised:
-            decode_record(made)
+            codec.decode_record(made)
         assert raised.value.fault is fault
 
 
-@pytest.mark.parametrize("magic", [MAGIC_V1, MAGIC_V2, MAGIC_BLANK])
+@pytest.mark.parametrize("magic", [codec.MAGIC_V1, codec.MAGIC_V2, codec.MAGIC_BLANK])
 @settings(deadline=None)
 @given(size=st.integers(0, 200), noise=st.binary(max_size=200))
 def test_noise_behind_a_magic_leads_no_reader_out_of_the_window(magic, size, noise):
@@ -308,7 +298,7 @@ def test_properties_of_32_kib_are_no_record_to_any_reader():
     long = b"k\x01" + b"v" * (1 << 15) + b"\x02"
     data, _ = log_of({"properties": b""})
     at, _ = fields_of({**PLAIN, "properties": b""})["properties_length"]
-    data[at : at + 2] = (len(long) + CRC_TAIL_SIZE).to_bytes(2)
+    data[at : at + 2] = (len(long) + codec.CRC_TAIL_SIZE).to_bytes(2)
     data[at + 2 : at + 2] = long
     data[:4] = len(data).to_bytes(4)
     sign(data, 0, len(data))
