@@ -1,10 +1,9 @@
 """Which processes a local cluster has, where they listen, and the configuration file of each.
 
-Pure. The port rule is a contract with outside scripts: name server i
-listens on P + 100·i with its embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j,
-counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2. `/metrics`
-of each is on +5. A cluster that grew keeps the numbers of its brokers, so what is added comes
-behind them.
+Pure. The port rule is a contract with outside scripts: name server i listens on P + 100·i with its
+embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j, counted through all groups, on
+P + 1035 + 100·j, its HA port +1, the same handlers on -2. `/metrics` of each is on +5. A cluster
+that grew keeps the numbers of its brokers, so what is added comes behind them.
 """
 
 from __future__ import annotations

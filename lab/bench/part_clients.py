@@ -1,9 +1,8 @@
 """A stock producer with every setting at its default, while the master changes.
 
 How long no send of it is acknowledged, and how many sends fail; a stock consumer reads along and
-must be given every acknowledged message (`lab.cluster.stock_load`).
-A killed broker is started again at once: ours by `batonmq up`, Java's by this program, as a
-service manager would.
+must be given every acknowledged message (`lab.cluster.stock_load`). A killed broker is started
+again at once: ours by `batonmq up`, Java's by this program, as a service manager would.
 """
 
 import time
