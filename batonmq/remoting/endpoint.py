@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import (
@@ -265,7 +266,7 @@ class RemotingClient(Endpoint):
     ) -> RemotingCommand:
         """As `invoke`, but raises ResponseError for any code other than SUCCESS (0)."""
         response = await self.invoke(address, cmd, timeout_ms)
-        if response.code != 0:
+        if response.code != ResponseCode.SUCCESS:
             raise ResponseError(response.code, response.remark, address)
         return response
 

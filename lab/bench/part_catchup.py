@@ -124,7 +124,7 @@ def fill(master: str, size: int) -> None:
                 under_way += 1
             reply = connection.take()
             under_way -= 1
-            if reply.code not in (frames.OK, 2):
+            if reply.code not in (frames.OK, frames.SYSTEM_BUSY):
                 raise SideError(f"a batch was refused: code {reply.code} {reply.remark}")
             if number % (BATCH * 512) == 0:
                 status = ha_status(master)

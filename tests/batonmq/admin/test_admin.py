@@ -165,7 +165,9 @@ async def test_broker_facts(cluster: FakeCluster) -> None:
         assert table["g"].retry_max_times == 3
         states = await admin.cluster.name_server_states()
         assert states == dict.fromkeys(cluster.name_server_addresses)
-        cluster.master().before[28].append(answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+        cluster.master().before[RequestCode.GET_BROKER_RUNTIME_INFO].append(
+            answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        )
         with pytest.raises(UnsupportedByBrokerError, match="GET_BROKER_RUNTIME_INFO"):
             await admin.brokers.runtime_info(address)
 
@@ -173,7 +175,7 @@ async def test_broker_facts(cluster: FakeCluster) -> None:
 async def test_every_name_server_has_the_whole_time_to_answer(cluster: FakeCluster) -> None:
     """The first never answers; the last is asked meanwhile, and not with what was left."""
     first, *others = cluster.name_server_addresses
-    cluster.name_servers[0].before[106] += [silence] * 10
+    cluster.name_servers[0].before[RequestCode.GET_BROKER_CLUSTER_INFO] += [silence] * 10
     async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
         states = await admin.cluster.name_server_states()
     assert others and states == {first: states[first], **dict.fromkeys(others)}

@@ -20,11 +20,13 @@ from batonmq import (
 )
 from batonmq.client.errors import NoNameServerError, SendAttempt
 from batonmq.client.instance import name_servers
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.records.codec import decode_record
 from tests.shared.waiting import until
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+SEND = RequestCode.SEND_MESSAGE_V2
+FENCED = ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 async def test_send_is_acknowledged_and_spread_over_all_queues() -> None:
@@ -104,7 +106,7 @@ async def test_oneway_asks_for_no_answer() -> None:
         changed = broker.changed
         await producer.send_oneway(Message(TOPIC, b"o"))
         await changed.wait()
-        request = next(r for r in broker.requests if r.code == RequestCode.SEND_MESSAGE_V2)
+        request = next(r for r in broker.requests if r.code == SEND)
         assert request.is_oneway
 
 
@@ -143,7 +145,7 @@ async def test_illegal_messages_are_refused_before_any_request() -> None:
             await producer.send_batch([])
         with pytest.raises(MessageIllegalError):
             await producer.send_batch([Message(TOPIC, b"1"), Message("U", b"2")])
-        assert RequestCode.SEND_MESSAGE_V2 not in cluster.master().codes()
+        assert SEND not in cluster.master().codes()
 
 
 async def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
@@ -156,7 +158,7 @@ async def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
             12: SendStatus.FLUSH_SLAVE_TIMEOUT,
         }
         for code, status in expected.items():
-            cluster.master().before[310].append(answer(code, "late", header))
+            cluster.master().before[SEND].append(answer(code, "late", header))
             result = await producer.send(Message(TOPIC, b"x"))
             assert result.status is status
             assert not result.acknowledged
@@ -166,7 +168,7 @@ async def test_g1_a_stored_but_unconfirmed_message_is_told_apart() -> None:
 @pytest.mark.parametrize("code", [1, 2, 14, 215, 1500])
 async def test_a_busy_or_deposed_master_is_asked_again(code: int) -> None:
     async with producing() as (cluster, producer):
-        cluster.master().before[310] += [answer(code, "slave"), answer(code, "slave")]
+        cluster.master().before[SEND] += [answer(code, "slave"), answer(code, "slave")]
         result = await producer.send(Message(TOPIC, b"x"))
         assert result.acknowledged
         assert result.attempts == 3
@@ -178,12 +180,12 @@ async def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
     async with producing() as (cluster, producer):
         other = cluster.brokers["broker-a"][1]
         hint = {"batonMasterAddress": other.address, "batonMasterEpoch": "8"}
-        cluster.master().before[310].append(answer(14, "handed over", hint))
-        other.before[310] += [answer(14, "fenced")] * 500
+        cluster.master().before[SEND].append(answer(FENCED, "handed over", hint))
+        other.before[SEND] += [answer(FENCED, "fenced")] * 500
         result = await producer.send(Message(TOPIC, b"x"))
         assert result.acknowledged
         assert result.address == cluster.master().address
-        assert other.codes().count(310) == 1
+        assert other.codes().count(SEND) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ async def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
 )
 async def test_a_refusal_is_final_at_once_or_after_a_few_tries(code: int, tries: int) -> None:
     async with producing() as (cluster, producer):
-        cluster.master().before[310] += [answer(code, "unserved")] * 4
+        cluster.master().before[SEND] += [answer(code, "unserved")] * 4
         with pytest.raises(SendFailedError, match="unserved") as error:
             await producer.send(Message(TOPIC, b"x"))
         assert (error.value.code, len(error.value.attempts)) == (code, tries)
@@ -218,9 +220,9 @@ async def test_a_hung_master_costs_its_election_not_the_deadline() -> None:
     async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         old = cluster.master()
-        old.before[310].append(silence)
+        old.before[SEND].append(silence)
         sending = asyncio.ensure_future(producer.send(Message(TOPIC, b"after"), timeout_ms=60_000))
-        await until(lambda: not old.before[310])
+        await until(lambda: not old.before[SEND])
         cluster.elect(cluster.brokers["broker-a"][1])
         result = await sending
         assert result.acknowledged
@@ -244,7 +246,7 @@ async def test_a_hung_name_server_does_not_hold_up_a_failover(
     async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"before"))
         monkeypatch.setattr(name_servers, "SHARE_MS", 60_000)
-        cluster.name_servers[0].before[105] += [silence] * 100
+        cluster.name_servers[0].before[RequestCode.GET_ROUTEINFO_BY_TOPIC] += [silence] * 100
         cluster.depose()
         cluster.elect(cluster.brokers["broker-a"][1])
         assert (await producer.send(Message(TOPIC, b"after"), timeout_ms=30_000)).acknowledged
@@ -307,10 +309,10 @@ async def test_keys_differ_after_each_start() -> None:
 async def test_a_client_is_refused_in_another_loop_before_anything_is_sent() -> None:
     async with producing() as (cluster, producer):
         await producer.send(Message(TOPIC, b"1"))
-        sent = cluster.master().codes().count(310)
+        sent = cluster.master().codes().count(SEND)
 
         for send in (producer.send, producer.send_oneway):
             with pytest.raises(ClientError, match="in the event loop that started it"):
                 await asyncio.to_thread(asyncio.run, send(Message(TOPIC, b"2")))
         assert (await producer.send(Message(TOPIC, b"3"))).acknowledged
-        assert cluster.master().codes().count(310) == sent + 1
+        assert cluster.master().codes().count(SEND) == sent + 1

@@ -49,7 +49,7 @@ async def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
         master = cluster.master()
         for body, flag in ((b"noon", 0), (zlib.compress(b"noon"), COMPRESSED | COMPRESSION_ZLIB)):
             pushes: list[int] = []
-            master.before[310].append(pushing(pushes, body, flag))
+            master.before[RequestCode.SEND_MESSAGE_V2].append(pushing(pushes, body, flag))
             answer = await producer.request(Message.of("T", b"how late?", keys="k"))
             assert (answer.body, answer.topic, pushes[0]) == (b"noon", "R", 0)
         codes = [code for code in master.codes() if code in (34, 310)]
@@ -83,7 +83,7 @@ async def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
             await unanswered.wait()
             return None
 
-        master.before[310].append(answered_first)
+        master.before[RequestCode.SEND_MESSAGE_V2].append(answered_first)
         answer = await producer.request(Message.of("T", b"how late?"), timeout_ms=60_000)
         assert answer.body == b"noon"
         unanswered.set()
@@ -98,7 +98,7 @@ async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
             connections.append(connection)
             return RemotingCommand.response_to(request, ext=STORED)
 
-        master.before[310].append(keep)
+        master.before[RequestCode.SEND_MESSAGE_V2].append(keep)
         with pytest.raises(NoReplyError, match="no answer to a question in T within 50 ms"):
             await producer.request(Message.of("T", b"x"), timeout_ms=50)
         (connection,) = connections
@@ -125,7 +125,7 @@ async def test_an_answer_goes_to_the_broker_of_the_question() -> None:
             reported.append(request)
             return RemotingCommand.response_to(request, ext=STORED)
 
-        cluster.master().before[325].append(take)
+        cluster.master().before[RequestCode.SEND_REPLY_MESSAGE_V2].append(take)
         result = await producer.reply(asked_by_another(cluster, **asks), b"noon")
         assert result.acknowledged
         (sent,) = reported

@@ -7,6 +7,7 @@ import pytest
 from fake_cluster import answer, producing
 
 from batonmq import Message, MessageIllegalError, ResponseCode, ResponseError
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.message_id import RecallHandle
 from batonmq.protocol.properties import decode_properties
 from batonmq.remoting.command import RemotingCommand
@@ -66,7 +67,7 @@ async def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
             reply.ext["recallHandle"] = handle
             return reply
 
-        master.before[310].append(store)
+        master.before[RequestCode.SEND_MESSAGE_V2].append(store)
         result = await producer.send(Message.of("T", "x"), delay=60)
         assert result.recall_handle == handle
         master.before[RECALL].append(answer(ResponseCode.SUCCESS, ""))

@@ -99,7 +99,7 @@ async def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs()
             stored.code = ResponseCode.FLUSH_SLAVE_TIMEOUT
             return stored
 
-        master.before[310].append(slow)
+        master.before[RequestCode.SEND_MESSAGE_V2].append(slow)
         master.before[END].append(answer(ResponseCode.SUCCESS, ""))
         result = await producer.send_in_transaction(
             Message.of("T", "x"), lambda _: pytest.fail("it must not run")
@@ -129,7 +129,7 @@ async def ask(cluster: FakeCluster, producer: TransactionProducer, group: str) -
     """39, as a broker sends it on the producer's own connection."""
     await producer.send(Message.of("T", "so that it is connected"))
     ext = {"tranStateTableOffset": "7", "commitLogOffset": "900", "msgId": "K1"}
-    request = RemotingCommand.request(39, ext, half_record(group))
+    request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, ext, half_record(group))
     for connection in cluster.master().connections:
         connection.oneway(request)
 
