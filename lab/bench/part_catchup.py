@@ -16,7 +16,7 @@ from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import ClusterSide, SideError
 from lab.cluster import frames
-from lab.cluster.connection import BlockingConnection, HaStatus, ha_status, parse_ha_status
+from lab.cluster.connection import BlockingConnection, ha_status, parse_ha_status
 
 TOPIC = "BenchCatchUp"
 QUEUES = 8
@@ -82,7 +82,7 @@ def watch(master: str) -> tuple[float, float, int]:
     seen_start = False
     with BlockingConnection(master) as connection:
         while (now := time.monotonic()) < deadline:
-            status = _status(connection)
+            status = parse_ha_status(connection.request(frames.HA_STATUS).body)
             acked = max(status.acked.values(), default=0)
             if acked <= 0:
                 first, seen_start = now, True
@@ -92,10 +92,6 @@ def watch(master: str) -> tuple[float, float, int]:
                 raise SideError(f"the emptied slave began at {acked} of {status.max_offset}")
             time.sleep(POLL_S)
     raise SideError(f"the emptied slave was not level within {LIMIT_S:.0f} s: {ha_status(master)}")
-
-
-def _status(connection: BlockingConnection) -> HaStatus:
-    return parse_ha_status(connection.request(frames.HA_STATUS).body)
 
 
 def batch_body(prefix: str, first: int, count: int) -> bytes:

@@ -174,12 +174,11 @@ class DisturbFaults(Kinds):
             host.kill()
             self.cluster.later(_AWAY_S, host.start)
         stranger = SimProcess(self.cluster.loop, master.address)
-        self.cluster.network.listen(stranger, lambda: self._poses(hello), master.address, ha.port)
+        self.cluster.network.listen(
+            stranger, lambda: _StrangeMaster(hello, self.cluster.violate), master.address, ha.port
+        )
         self.cluster.later(_AWAY_S - _AGAIN_S, stranger.kill)
         return f"in place of {master.name}"
-
-    def _poses(self, hello: bytes) -> asyncio.Protocol:
-        return _StrangeMaster(hello, self.cluster.violate)
 
     def announced_frames(self, fault: PlannedFault) -> str | None:
         """Of the largest size, at a broker or a name server; a little of each comes. And there are
