@@ -14,12 +14,11 @@ import uuid
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import ClusterSide, SideError
+from lab.bench.side import QUEUES, ClusterSide, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ha_status, parse_ha_status
 
 TOPIC = "BenchCatchUp"
-QUEUES = 8
 BATCH = 64
 FRAMES_UNDER_WAY = 8
 BODY = b"c" * 1024
@@ -41,7 +40,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     for name in run.sides:
         with run.side(name) as side:
             side.wait_whole()
-            side.create_topic(TOPIC, QUEUES)
+            side.create_topic(TOPIC)
             progress(f"catch-up: {name}, filling {size / 1e6:,.0f} MB")
             fill(side.master_address(), size)
             side.wait_level()

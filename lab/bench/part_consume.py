@@ -9,7 +9,6 @@ from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaError, JavaProgram
 
 TOPIC = "BenchBacklog"
-QUEUES = 8
 FILL_THREADS = 64
 WARM_UP_ROUNDS = 6
 LIMIT_S = 120
@@ -30,7 +29,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     for name in run.sides:
         with run.side(name) as side:
             side.wait_whole()
-            side.create_topic(TOPIC, QUEUES)
+            side.create_topic(TOPIC)
             progress(f"consume: {name}, filling {backlog:,} messages")
             name_servers = side.name_servers
             with run.program("SendLoad", [name_servers]) as producer:

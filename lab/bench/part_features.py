@@ -34,7 +34,6 @@ HELD_CONNECTIONS = 100
 HELD_S = 30.0
 HELD_FLAGS = 6
 """A subscription in the request, and hold it."""
-QUEUES = 8
 THREADS = 16
 LIMIT_S = 240.0
 CALM_PERCENT = 15.0
@@ -73,7 +72,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
         with run.side(name) as side:
             side.wait_whole()
             for topic in {*TOPICS.values(), HELD_TOPIC}:
-                side.create_topic(topic, QUEUES)
+                side.create_topic(topic)
             servers = side.name_servers
             with run.program("FeatureLoad", [servers]) as client:
                 for topic, count in fills.items():
@@ -95,7 +94,7 @@ def _window(
     if kind in DELAYED:
         # A new group reads from the first message on: it must not find older ones.
         topic = f"BenchDelays{time.monotonic_ns()}"
-        side.create_topic(topic, QUEUES)
+        side.create_topic(topic)
     else:
         topic = TOPICS[kind]
     command = f"{kind} {topic}"

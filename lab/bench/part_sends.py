@@ -11,7 +11,6 @@ from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaProgram
 
 TOPIC = "BenchSends"
-QUEUES = 8
 THREADS = (1, 16, 64)
 SESSIONS = 2
 ANSWER_EXTRA_S = 30.0
@@ -41,7 +40,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             progress(f"sends: session {session + 1} of {sessions}, {name}, {rounds} rounds")
             with run.side(name) as side:
                 side.wait_whole()
-                side.create_topic(TOPIC, QUEUES)
+                side.create_topic(TOPIC)
                 with run.program("SendLoad", [side.name_servers]) as client:
                     _warm_up(run, client)
                     for _ in range(rounds):

@@ -24,6 +24,8 @@ NAME_SERVERS: Final = 3
 BROKERS: Final = 2
 WHOLE_LIMIT_S: Final = 120.0
 READ_WRITE: Final = "6"
+QUEUES: Final = 8
+"""Of each topic."""
 
 
 class SideError(RuntimeError):
@@ -120,13 +122,13 @@ class ClusterSide(Cluster):
         if reply.code != frames.OK:
             raise SideError(f"{self.name}: no switch: code {reply.code} {reply.remark}")
 
-    def create_topic(self, topic: str, queues: int) -> None:
-        """Creates a topic on the master, and waits for its route."""
+    def create_topic(self, topic: str) -> None:
+        """Creates a topic of QUEUES queues on the master, and waits for its route."""
         ext = {
             "topic": topic,
             "defaultTopic": frames.TEMPLATE_TOPIC,
-            "readQueueNums": queues,
-            "writeQueueNums": queues,
+            "readQueueNums": QUEUES,
+            "writeQueueNums": QUEUES,
             "perm": READ_WRITE,
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",

@@ -215,13 +215,13 @@ class ComposeCluster(Cluster):
             }
         return mqctl(*arguments, home=self.folder, env=environ)
 
-    def wait_healthy(self, seconds: float = HEALTHY_S) -> float:
+    def wait_healthy(self) -> float:
         """Waits until `mqctl health` ends with 0 and each container is healthy; for how long."""
         began = time.monotonic()
-        ran = self.mqctl("health", "--watch", "--interval", "0.2", "--within", str(seconds))
-        assert ran.code == 0, f"not healthy after {seconds} s:\n{ran.out}\n{ran.err}"
+        ran = self.mqctl("health", "--watch", "--interval", "0.2", "--within", str(HEALTHY_S))
+        assert ran.code == 0, f"not healthy after {HEALTHY_S} s:\n{ran.out}\n{ran.err}"
         for name in (*NAME_SERVERS, *BROKERS):
-            self.wait_for(f"{name} to be healthy", partial(self._is_healthy, name), seconds)
+            self.wait_for(f"{name} to be healthy", partial(self._is_healthy, name))
         return time.monotonic() - began
 
     def _is_healthy(self, name: str) -> bool:

@@ -228,13 +228,13 @@ class HeldCluster(Cluster):
 
         return self.wait_for("a whole cluster", whole, limit_s)
 
-    def wait_listening(self, index: int, limit_s: float = 30.0) -> float:
+    def wait_listening(self, index: int) -> float:
         """When (CLOCK_MONOTONIC) a started broker was seen to accept connections."""
 
         def listens() -> float | None:
             return time.monotonic() if self.brokers[index].listens else None
 
-        return self.wait_for(f"{self.brokers[index].name} to listen", listens, limit_s)
+        return self.wait_for(f"{self.brokers[index].name} to listen", listens)
 
     @property
     def controllers(self) -> list[str]:

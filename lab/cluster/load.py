@@ -14,6 +14,7 @@ from lab.cluster.acks import Ack
 from lab.cluster.processes import spawn_talking, tail
 
 END_S: Final = 10.0
+FAILOVER_LIMIT_S: Final = 60.0
 
 
 class Load:
@@ -96,15 +97,20 @@ class Load:
                     return None
                 self._received.wait(left)
 
-    def failover_s(self, kill: Callable[[], object], *, broker: int, limit_s: float) -> float:
+    def wait_ack(self, *, sent_after: float, not_from: int | None = None) -> Ack:
+        """As `first_ack`. Raises RuntimeError if there is none within FAILOVER_LIMIT_S."""
+        limit_s = FAILOVER_LIMIT_S
+        ack = self.first_ack(sent_after=sent_after, limit_s=limit_s, not_from=not_from)
+        if ack is None:
+            raise RuntimeError(f"no write acknowledged within {limit_s:.0f} s")
+        return ack
+
+    def failover_s(self, kill: Callable[[], object], *, broker: int) -> float:
         """From just before `kill`, which ends the master, to the first ack by another one. Raises
         RuntimeError if none comes."""
         killed_s = time.monotonic()
         kill()
-        ack = self.first_ack(sent_after=killed_s, limit_s=limit_s, not_from=broker)
-        if ack is None:
-            raise RuntimeError(f"no write acknowledged within {limit_s:.0f} s")
-        return ack.acked_s - killed_s
+        return self.wait_ack(sent_after=killed_s, not_from=broker).acked_s - killed_s
 
     def _position(self, moment: float) -> int:
         """The index of the first ack received after `moment`."""

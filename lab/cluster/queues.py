@@ -20,10 +20,12 @@ RETRIES_MAX = 1000
 
 
 def read_topic(
-    name_servers: str, topic: str, group: str = "reader", options: ClientOptions | None = None
+    name_servers: str, topic: str, options: ClientOptions | None = None
 ) -> dict[int, list[MessageExt]]:
     """All messages below confirmOffset, by queue id, in queue order."""
-    with BlockingPullConsumer(group, name_servers=name_servers, client_options=options) as consumer:
+    with BlockingPullConsumer(
+        "reader", name_servers=name_servers, client_options=options
+    ) as consumer:
         return {
             queue.queue_id: _read_queue(consumer, queue) for queue in consumer.fetch_queues(topic)
         }
@@ -70,7 +72,7 @@ def check_writers(
 
     The number of messages in the topic. Fails naming what is lost.
     """
-    stored = read_topic(name_servers, topic, options=options)
+    stored = read_topic(name_servers, topic, options)
     for writer in writers:
         messages = stored.get(writer.queue_id, [])
         offsets = [message.queue_offset for message in messages]

@@ -12,7 +12,7 @@ from lab.cluster.checks import BrokenPromise
 from lab.cluster.held import PROBE_HOST
 from lab.cluster.network_commands import between
 from lab.faults.kills import late_acks
-from lab.faults.trial import Fault, InjectedFault, Lab
+from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 
 class CutMaster(Fault):
@@ -20,7 +20,7 @@ class CutMaster(Fault):
     lost; `inward`: what is sent to it."""
 
     needs_cuts = True
-    measure = "gap"
+    measure: ClassVar[Measure] = "gap"
     watch_s = 2.0
     hold_s = (0.5, 1.5)
     controllers: ClassVar[bool] = False

@@ -4,11 +4,12 @@ import random
 import signal
 import time
 from functools import partial
+from typing import ClassVar
 
 from lab.cluster import checks
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.node_process import kill_all
-from lab.faults.trial import Fault, InjectedFault, Lab
+from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 WAIT_FOR_ELECTIONS_S = 1.0
 TWO_KILLS_S = 0.05
@@ -92,7 +93,7 @@ class HangLeader(Fault):
 
     name = "hang-leader"
     title = "SIGSTOP controller leader: longest gap between acks"
-    measure = "gap"
+    measure: ClassVar[Measure] = "gap"
     watch_s = 2.0
     elections = (0, 0)
 

@@ -65,9 +65,8 @@ class Copy:
             file.seek(position)
             file.write(bytes(each ^ 0x5A for each in old))
 
-    def flip_any(self, path: Path, first: int = 0) -> None:
-        size = path.stat().st_size
-        self.flip(path, self.rng.randrange(first, max(first + 1, size - 4)), 4)
+    def flip_any(self, path: Path) -> None:
+        self.flip(path, self.rng.randrange(max(1, path.stat().st_size - 4)), 4)
 
     def start(self, name: str, *, kill: bool = False) -> None:
         """Starts one process of the copy, and waits for its end, or kills it once it has begun."""

@@ -2,10 +2,10 @@
 time; one that does not answer is noted."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.cluster import masters_of
@@ -33,7 +33,6 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.topic_name import is_system_group
 from batonmq.runtime.clock import wall_ms
 
-T = TypeVar("T")
 HISTORY_EVENTS: Final = 500
 # Each consumer group costs a request to every master: a thousand must not delay what is broken.
 GROUPS_MAX: Final = 100
@@ -55,7 +54,7 @@ async def ask(
     routes, events, consumers = await asyncio.gather(
         _routes(admin, found, timeout_ms),
         _history(controller, absent),
-        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found, absent), absent),
+        _consumers_in_time(admin, found, absent),
     )
     nodes = _nodes(evidence, found)
     answers = {
@@ -94,16 +93,17 @@ def _require_rights(found: Findings) -> None:
             )
 
 
-async def _within(
-    seconds: float, name: str, work: Awaitable[T], absent: list[AbsentSource]
-) -> T | None:
+async def _consumers_in_time(
+    admin: Admin, found: Findings, absent: list[AbsentSource]
+) -> list[ConsumersEvidence] | None:
+    """None, with the reason in `absent`, if they are not known within CONSUMERS_S."""
     try:
-        async with asyncio.timeout(seconds):
-            return await work
+        async with asyncio.timeout(CONSUMERS_S):
+            return await _consumers(admin, found, absent)
     except TimeoutError:
-        absent.append(AbsentSource(name, f"no answer within {seconds:g} s"))
+        absent.append(AbsentSource("consumer groups", f"no answer within {CONSUMERS_S:g} s"))
     except BatonError as error:
-        absent.append(AbsentSource(name, str(error)))
+        absent.append(AbsentSource("consumer groups", str(error)))
     return None
 
 

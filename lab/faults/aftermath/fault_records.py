@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from lab.cluster.cluster import GROUP
 from lab.faults import harmless, kills, slaves
 from lab.faults.trial import Fault, Trial
 
@@ -96,7 +97,7 @@ class FaultRecord:
 
 
 def fault_record(
-    number: int, fault: Fault, trial: Trial, *, group: str, names: tuple[str, ...], wall_s: float
+    number: int, fault: Fault, trial: Trial, *, names: tuple[str, ...], wall_s: float
 ) -> FaultRecord:
     """`names`: of the brokers' processes, by index. `wall_s`: wall clock minus CLOCK_MONOTONIC."""
     span = trial.span
@@ -114,7 +115,7 @@ def fault_record(
         kind_of(fault),
         affected,
         tuple(before.broker_ids[names.index(name)] for name in affected if name in names),
-        group,
+        GROUP,
         ms(span.began_s),
         ms(span.at_s),
         None if span.first_ack_s is None else ms(span.first_ack_s),

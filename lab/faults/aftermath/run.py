@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster import GROUP
 from lab.cluster.held import HOSTS
 from lab.cluster.network import Network
 from lab.faults.aftermath import jobs
@@ -122,7 +121,7 @@ class Aftermath:
                 fault = kind()
                 lab.cluster.wait_for("controllers with one leader", lab.cluster.agrees_on_leader)
                 trial = lab.trial(fault, rng)
-                done = fault_record(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
+                done = fault_record(number, fault, trial, names=names, wall_s=wall_s)
                 record.write(done.line())
                 record.flush()
                 self.result.records.append(done)

@@ -156,7 +156,9 @@ async def test_a_start_names_its_folder_only_where_that_is_at_fault(
     """A refused fork was said to be of --data."""
     named = [] if file is None else [str(tmp_path / file)]
     failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *named)
-    monkeypatch.setattr("batonmq.launcher.cluster.check_settings", AsyncMock(side_effect=failure))
+    monkeypatch.setattr(
+        "batonmq.launcher.preparation.check_settings", AsyncMock(side_effect=failure)
+    )
     cluster = LocalCluster(plan(tmp_path / "data" / "a"), Mock(), Mock())
     with pytest.raises(StartError, match=f"^{what}.*No space left"):
         await cluster.start()

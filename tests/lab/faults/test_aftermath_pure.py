@@ -196,7 +196,7 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     span = TrialSpan(1.0, 1.25, 2.0, 3.5, 1.3, 0.05, before, after, ("namesrv-1", "broker-a-1"))
     trial = Trial("kill-master", 0.05, 0.04, 0.0, 0.5, 1, 9, [], span)
     names = tuple(f"broker-a-{index}" for index in range(3))
-    done = fault_record(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
+    done = fault_record(7, KillMaster(), trial, names=names, wall_s=1_000.0)
     assert (done.began_ms, done.at_ms, done.first_ack_ms) == (1_001_000, 1_001_250, 1_001_300)
     assert (done.master_before, done.master_after, done.elections) == (1, 2, 1)
     assert done.processes == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
@@ -204,7 +204,7 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     assert done.gap_ms == 50.0
     unaffected = replace(span, affected=())
     trial = replace(trial, span=unaffected)
-    planned = fault_record(8, SwitchFault(), trial, group=GROUP, names=names, wall_s=0.0)
+    planned = fault_record(8, SwitchFault(), trial, names=names, wall_s=0.0)
     assert planned.processes == ("broker-a-0",) and planned.kind == PLANNED
 
 
