@@ -45,8 +45,8 @@ class GetMessageStatus(enum.Enum):
 
 @dataclass(slots=True)
 class GetMessageResult:
-    """Queue offsets are of [min_offset, max_offset); `parts` joined are whole records in order.
-    They are views of the log: send them, do not keep them."""
+    """Queue offsets are of [min_offset, max_offset); `parts` are the records in order, views of the
+    log: send them, do not keep them."""
 
     status: GetMessageStatus
     next_begin_offset: int
@@ -66,27 +66,6 @@ class RecordFilter(NamedTuple):
 
     codes: frozenset[int] | None = None
     matches: Callable[[bytes], bool] | None = None
-
-
-def _test_of(
-    log: CommitLog, matches: Callable[[bytes], bool] | None
-) -> Callable[[int], bool] | None:
-    """Whether the record at a physical offset passes. It runs for each record of a filtered pull,
-    so it makes no view for each."""
-    if matches is None:
-        return None
-    begin = end = 0
-    buffer = memoryview(b"")
-
-    def passes(phy_offset: int) -> bool:
-        nonlocal begin, end, buffer
-        if not begin <= phy_offset < end:
-            segment = log.segment_at(phy_offset)
-            assert segment is not None, "a record of the log lies in one of its segments"
-            begin, end, buffer = segment.start_offset, segment.end_offset, segment.buffer
-        return matches(b"\x02%b\x02" % raw_properties(buffer, phy_offset - begin))
-
-    return passes
 
 
 class _BadUnit(Exception):
@@ -286,12 +265,12 @@ class StoredQueueReader:
         max_bytes: int | None,
         wanted: RecordFilter,
     ) -> None:
-        log, codes, passes = self._log, wanted.codes, _test_of(self._log, wanted.matches)
+        log, (codes, matches), parts = self._log, wanted, result.parts
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
         memory_begin, memory_limits, disk_limits = self._limits(log_end)
         size_sum = count = phy_offset = 0
-        run_start = run_end = -1  # adjacent records of one segment go out as one part
+        begin = end = 0  # of the segment whose bytes are `buffer`
         first = queue_offset = result.next_begin_offset
         for queue_offset, (phy_offset, size, tags) in enumerate(_unpack_each(units), first):
             if queue_offset < loaded_end or phy_offset < verified_start:
@@ -303,7 +282,12 @@ class StoredQueueReader:
                 continue
             if codes is not None and tags not in codes:
                 continue
-            if passes is not None and not passes(phy_offset):
+            if not begin <= phy_offset < end:
+                segment = log.segment_at(phy_offset)
+                assert segment is not None, "a record of the log lies in one of its segments"
+                begin, end, buffer = segment.start_offset, segment.end_offset, segment.buffer
+            at = phy_offset - begin
+            if matches is not None and not matches(b"\x02%b\x02" % raw_properties(buffer, at)):
                 continue
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):
@@ -311,18 +295,11 @@ class StoredQueueReader:
                 bytes_max, count_max = memory_limits if phy_offset >= memory_begin else disk_limits
                 if size_sum + size > bytes_max or count >= count_max:
                     break
-            if phy_offset == run_end:
-                run_end += size
-            else:
-                if run_start >= 0:
-                    result.parts.append(log.view(run_start, run_end - run_start))
-                run_start, run_end = phy_offset, phy_offset + size
+            parts.append(buffer[at : at + size])
             size_sum += size
             count += 1
         else:  # all units were looked at: the next read begins behind the last one
             queue_offset += 1
-        if run_start >= 0:
-            result.parts.append(log.view(run_start, run_end - run_start))
         result.next_begin_offset = queue_offset
         result.message_count = count
         result.size = size_sum

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -416,10 +416,12 @@ class PullProcessor:
             PullOffsets(next_offset, result.min_offset, result.max_offset),
             self._flags(pull, is_slow=result.suggest_pulling_from_slave),
         )
+        size, parts = result.size, result.parts
         if pull.group.group_name == TOOLS_CONSUMER:
-            pull.channel.write(pull_frame(header, *_without_crcs(result.parts)))
-            return
-        pull.channel.write(pull_frame(header, result.size, result.parts))
+            # mqadmin prints every property.
+            parts = [memoryview(without_crc(part)) for part in parts]
+            size = sum(map(len, parts))
+        pull.channel.write(pull_frame(header, size, parts))
 
     def _write(
         self, pull: Pull, code: int, remark: str, next_offset: int, begins: int, ends: int
@@ -470,13 +472,3 @@ class PullProcessor:
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and self._gate.is_acting:
             return ResponseCode.PULL_NOT_FOUND  # the absent master has this offset
         return _CODES[result.status]
-
-
-def _without_crcs(parts: Iterable[memoryview]) -> tuple[int, list[memoryview]]:
-    """Size and parts of a reply to mqadmin, which prints every property, so the CRC is left out."""
-    whole, found, pos = memoryview(b"".join(parts)), list[memoryview](), 0
-    while pos < len(whole):
-        size = int.from_bytes(whole[pos : pos + 4], "big")
-        found.append(memoryview(without_crc(whole[pos : pos + size])))
-        pos += size
-    return sum(map(len, found)), found

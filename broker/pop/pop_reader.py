@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +30,12 @@ from batonmq.protocol.properties import (
     with_properties,
     without_properties,
 )
-from batonmq.protocol.records.codec import decode_record, encode_record, message_to_store
+from batonmq.protocol.records.codec import (
+    Buffer,
+    decode_record,
+    encode_record,
+    message_to_store,
+)
 from batonmq.protocol.topic_name import is_retry_or_dlq
 from batonmq.store.message_store import MessageStore
 from batonmq.store.reader import GetMessageResult
@@ -43,7 +48,7 @@ _READ_COST: Final = 64
 _LEFT_COST: Final = 8  # of a queue whose messages are only counted
 _RETRY_FIRST_PERCENT: Final = 20
 
-_PLACE: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
+_PLACE: Final = RECORD_HEAD.only("queue_offset", "physical_offset")
 
 
 @dataclass(slots=True)
@@ -242,25 +247,22 @@ class PopReader:
     def _part(
         self, pop: PopRequest, pop_time: int, key: Key, flag: str, found: GetMessageResult
     ) -> QueueSlice:
-        data = b"".join(found.parts)
-        offsets, records, at, last_phy = [], [], 0, 0
-        while at < len(data):
-            size, offset, last_phy = _PLACE.unpack_from(data, at)
-            records.append(data[at : at + size] if flag != NORMAL else b"")
-            offsets.append(offset)
-            at += size
+        records: Sequence[Buffer] = found.parts
+        places = [_PLACE.unpack_from(record) for record in records]
+        offsets = [offset for offset, _ in places]
         if flag != NORMAL:
             handle = PopHandle(
                 offsets[0], pop_time, pop.invisible_ms, 0, flag, self._broker_name, key[2], 0
             )
-            data = b"".join(
+            records = [
                 _as_of_topic(record, pop.topic, handle._replace(queue_offset=offset))
                 for record, offset in zip(records, offsets, strict=True)
-            )
-        return QueueSlice(key, flag, offsets, found.next_begin_offset, last_phy, data)
+            ]
+        data = b"".join(records)
+        return QueueSlice(key, flag, offsets, found.next_begin_offset, places[-1][1], data)
 
 
-def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
+def _as_of_topic(record: Buffer, topic: str, handle: PopHandle) -> bytes:
     """A retried message as the consumer sees it: with the subscribed topic and a handle."""
     place, message = decode_record(record, read_body=False), message_to_store(record)
     own = {POP_CK.encode(): handle.encode().encode()}
