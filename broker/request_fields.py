@@ -40,7 +40,7 @@ def number(request: RemotingCommand, key: str, default: int | None = None) -> in
     value = request.ext.get(key, "")
     if not value and default is not None:
         return default
-    found = whole_number(text(request, key).strip())
+    found = whole_number((value or text(request, key)).strip())
     if found is None:
         raise invalid(
             f"request {request.code}: field {key!r} is {value[:64]!r},"

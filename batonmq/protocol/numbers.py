@@ -8,13 +8,14 @@ INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 PORT_MAX: Final = (1 << 16) - 1
 _LENGTH_MAX: Final = 64
+_SIGNS: Final = ("-", "+", b"-", b"+")
 
 
 def whole_number(text: str | bytes, most: int = LONG_MAX) -> int | None:
     """The number, from -`most` - 1 to `most`; None for any other text, or more than
     64 characters."""
-    digits = text[1:] if text[:1] in ("-", "+", b"-", b"+") else text
-    if len(text) > _LENGTH_MAX or not (digits.isascii() and digits.isdigit()):
+    is_digits = text.isdigit() or (text[:1] in _SIGNS and text[1:].isdigit())
+    if not is_digits or not text.isascii() or len(text) > _LENGTH_MAX:
         return None
     number = int(text)
     return number if -most - 1 <= number <= most else None

@@ -3,7 +3,9 @@ empty key or value and accepts a missing last separator; the last one of a repea
 stored string is kept as it is. Origin: Java `MessageDecoder.messageProperties2String`,
 `string2messageProperties`, `MessageConst`."""
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
@@ -133,8 +135,10 @@ def with_properties(raw: bytes, values: Mapping[bytes, bytes]) -> bytes:
 
 def without_properties(raw: bytes, names: Iterable[bytes]) -> bytes:
     """`raw` without the pairs of these names."""
-    for needle in [name + b"\x01" for name in names]:
-        if needle in raw:
-            pairs = raw.split(b"\x02")
-            raw = b"\x02".join([pair for pair in pairs if not pair.startswith(needle)])
-    return raw
+    return _pairs_of(tuple(names)).sub(b"", b"\x02" + raw)[1:]
+
+
+@lru_cache(maxsize=64)
+def _pairs_of(names: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    """Finds pairs of these names, each with the separator before it."""
+    return re.compile(b"\x02(?:%b)\x01[^\x02]*" % b"|".join(map(re.escape, names)))

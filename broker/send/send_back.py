@@ -22,9 +22,6 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import (
     DELAY,
-    ORIGIN_MESSAGE_ID,
-    RETRY_TOPIC,
-    WAIT,
     decode_properties,
     encode_properties,
     find_property,
@@ -77,14 +74,12 @@ class SendBackProcessor:
             self._topics.of_group(topic, 1)
         else:
             level = level or FIRST_RETRY_LEVEL + failed.reconsume_times
-            topic, queue_id = retry_topic(group.group_name), self._random.randrange(queues)
-        _once_more(failed, record, level)
+            topic, queue_id = retry_topic(group.group_name), int(self._random.random() * queues)
+        origin = _once_more(failed, record, level)
         failed.topic, failed.queue_id = topic, queue_id
-        # Each try counts for the topic that was sent to, not for the retry topic.
-        origin = find_property(failed.properties, RETRY_TOPIC.encode()) or b""
-        came_from = origin.decode("utf-8", "replace")
         result = self._path.put_stored(failed)
-        self._path.stats.sent_back(came_from, group.group_name)
+        # Each try counts for the topic that was sent to, not for the retry topic.
+        self._path.stats.sent_back(origin.decode("utf-8", "replace"), group.group_name)
         self._path.schedule_flush()
         self._path.answer_when_confirmed(result.end_offset, request, connection)
         return None
@@ -97,18 +92,20 @@ def _limit(request: RemotingCommand, group: SubscriptionGroupConfig) -> int:
     return group.retry_max_times
 
 
-def _once_more(failed: NewMessage, record: memoryview, level: int) -> None:
-    """Sets the properties of a retry: its original topic and id, and its delay level."""
+def _once_more(failed: NewMessage, record: memoryview, level: int) -> bytes:
+    """Sets the properties of a retry: its original topic and id, and its delay level. Returns the
+    original topic."""
     raw = failed.properties
-    noted = {WAIT: "false", DELAY: str(level)}
-    if not find_property(raw, RETRY_TOPIC.encode()):
-        noted[RETRY_TOPIC] = failed.topic
-    if not find_property(raw, ORIGIN_MESSAGE_ID.encode()):
-        noted[ORIGIN_MESSAGE_ID] = msg_id_of(record)
-    pairs = {name.encode(): value.encode() for name, value in noted.items()}
-    failed.properties = with_properties(raw, pairs)
+    noted = {b"WAIT": b"false", b"DELAY": b"%d" % level}
+    origin = find_property(raw, b"RETRY_TOPIC")
+    if origin is None:
+        origin = noted[b"RETRY_TOPIC"] = failed.topic.encode()
+    if find_property(raw, b"ORIGIN_MESSAGE_ID") is None:
+        noted[b"ORIGIN_MESSAGE_ID"] = msg_id_of(record).encode()
+    failed.properties = with_properties(raw, noted)
     # A client sends any count, so it may be the highest that a record can have.
     failed.reconsume_times = min(failed.reconsume_times + 1, INT_MAX)
+    return origin
 
 
 def dead_letter_properties(properties: str) -> str:

@@ -325,9 +325,10 @@ def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> Messa
 
 
 def msg_id_of(record: Buffer) -> str:
-    """The id of a whole record, by store host and physical offset. Raises CorruptRecord."""
-    size, magic = _read_first(record, 0)
-    head = _locate(record, 0, size, magic)[0]
+    """The id of a whole record that was checked before, by store host and physical offset."""
+    head = _HEAD_V4.unpack_from(record)
+    if head[7] & _HOST_BITS:
+        head = _locate(record, 0, *_read_first(record, 0))[0]
     return encode_offset_msg_id(head[11], head[6])
 
 
