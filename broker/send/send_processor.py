@@ -38,7 +38,7 @@ from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.protocol.message_id import RecallHandle, UniqIdGenerator, host_bytes, split_address
-from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, decode_properties
+from batonmq.protocol.properties import find_property
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import (
     RETRY_PREFIX,
@@ -231,7 +231,7 @@ class SendProcessor:
                 queue_id,
                 result.queue_offset,
                 message.uniq_key or b"",
-                self._recall_handle(message) if message.topic == TIMER_TOPIC else b"",
+                self._recall_handle(topic, message) if message.topic == TIMER_TOPIC else b"",
             )
             self._wait(topic, result.end_offset, channel, reply)
         self.stored_total += 1
@@ -295,16 +295,15 @@ class SendProcessor:
         prefix = self._msg_id_prefix.decode("ascii")
         return f"{prefix}{offsets.replace(',', f',{prefix}')}".encode("ascii")
 
-    def _recall_handle(self, message: NewMessage) -> bytes:
+    def _recall_handle(self, topic: str, message: NewMessage) -> bytes:
         """The handle by which a producer can recall this timer message; empty for retries."""
-        properties = decode_properties(message.properties)
-        topic = properties[REAL_TOPIC]
         if topic.startswith(RETRY_PREFIX):
             return b""
+        # Its unit in the timers' queue carries the due time, negative if it is a recall itself.
         # Plus 1 as in Java, whose timers round down.
-        time_ms = int(properties[TIMER_OUT_MS]) + 1
-        handle = RecallHandle(topic, self._broker_name, time_ms, properties.get(UNIQ_KEY, ""))
-        return handle.encode().encode()
+        time_ms = abs(message.tags_code) + 1
+        key = find_property(message.properties, b"UNIQ_KEY") or b""
+        return RecallHandle(topic, self._broker_name, time_ms, key.decode()).encode().encode()
 
     def _put_half(self, message: NewMessage, channel: Connection, ext: SendFields) -> PutResult:
         """Puts a message of a transaction into the half topic."""

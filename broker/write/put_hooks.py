@@ -37,6 +37,7 @@ from batonmq.protocol.properties import (
     encode_properties,
     find_property,
     with_properties,
+    without_properties,
 )
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.sysflag import INNER_BATCH
@@ -81,10 +82,8 @@ class PutHooks:
         """Moves the message to the queue of its delay level."""
         # A level takes precedence, and the timers must not delay the message once more.
         if b"TIMER_" in message.properties:
-            properties = decode_properties(message.properties)
-            for name in _TIMER_PROPERTIES:
-                properties.pop(name, None)
-            message.properties = encode_properties(properties).encode()
+            names = [name.encode() for name in _TIMER_PROPERTIES]
+            message.properties = without_properties(message.properties, names)
         level = min(level, len(self._levels))  # as in Java
         kept_ms = self._config.file_reserved_time * 3_600_000
         # R56: the log must still have the message when it is due. A client's message is refused, a
@@ -97,13 +96,7 @@ class PutHooks:
                 )
             fitting = (one for one in range(level, 0, -1) if self._levels.delay_ms(one) <= kept_ms)
             level = next(fitting, 1)
-        changed = {
-            DELAY.encode(): b"%d" % level,
-            REAL_TOPIC.encode(): message.topic.encode(),
-            REAL_QID.encode(): b"%d" % message.queue_id,
-        }
-        message.properties = with_properties(message.properties, changed)
-        message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
+        _divert(message, SCHEDULE_TOPIC, level - 1, {DELAY.encode(): b"%d" % level})
 
     def _time(self, message: NewMessage, properties: dict[str, str], now_ms: int) -> None:
         deliver_ms = _deliver_ms(properties, now_ms)
@@ -132,13 +125,16 @@ class PutHooks:
             if recalled is not None:
                 raise _illegal("the message that it recalls is due already")
             return
-        properties |= {
-            TIMER_OUT_MS: str(deliver_ms),
-            REAL_TOPIC: message.topic,
-            REAL_QID: str(message.queue_id),
-        }
-        message.properties = encode_properties(properties).encode()
-        message.topic, message.queue_id = TIMER_TOPIC, TIMER_QUEUE
+        changed = {TIMER_OUT_MS.encode(): b"%d" % deliver_ms}
+        _divert(message, TIMER_TOPIC, TIMER_QUEUE, changed)
+
+
+def _divert(message: NewMessage, topic: str, queue_id: int, changed: dict[bytes, bytes]) -> None:
+    """Moves a message to the queue where it waits; its properties say where it belongs."""
+    changed[REAL_TOPIC.encode()] = message.topic.encode()
+    changed[REAL_QID.encode()] = b"%d" % message.queue_id
+    message.properties = with_properties(message.properties, changed)
+    message.topic, message.queue_id = topic, queue_id
 
 
 def delay_level(text: str) -> int:
