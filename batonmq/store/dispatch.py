@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.records.codec import RecordHead
+from batonmq.protocol.records.codec import RecordHead, raw_properties
 from batonmq.protocol.records.common import quick_record
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from batonmq.protocol.tags import tags_code
@@ -363,10 +363,14 @@ class LogDispatcher:
                 return
             size, queue_id, queue_offset, stored_at, topic, tags, keys, uniq_key = record
             queue = queue_of(topic, queue_id)
-            # Due times and handlers need the whole head: `_dispatch_record`.
-            if not queue.is_plain:
+            if queue.is_plain:
+                code = tags_code(tags)
+            elif queue.handler is not None:  # it needs the whole head: `_dispatch_record`
                 return
-            if queue.consume_queue.put_unit_at(queue_offset, offset, size, tags_code(tags)):
+            else:
+                properties = raw_properties(view, offset - start)
+                code = self._delay_levels.tags_code(queue.topic, properties, stored_at)
+            if queue.consume_queue.put_unit_at(queue_offset, offset, size, code):
                 touched.add(queue)
                 if queue_offset >= queue.next_offset:
                     queue.next_offset = queue_offset + 1

@@ -8,7 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
 from tests.shared.failing_disk import failing
@@ -60,6 +61,26 @@ def test_g4_a_slave_shows_nothing_above_the_confirmed_offset(rig):
     assert slave.queries.get_message("T", 0, 5, 32).next_begin_offset == 5, (
         "a slave does not correct"
     )
+
+
+def test_waiting_messages_have_the_same_units_on_a_slave(rig):
+    """Due times: of a level, of a timer, and of a recall, which is negative."""
+    master, slave = rig.beside("master").open_master(), slave_of(rig)
+    for topic, properties in (
+        (SCHEDULE_TOPIC, b"TAGS\x01a\x02DELAY\x013\x02"),
+        (TIMER_TOPIC, b"TIMER_OUT_MS\x01123456\x02UNIQ_KEY\x01U1"),
+        (TIMER_TOPIC, b"TIMER_OUT_MS\x01123456\x02TIMER_DEL_UNIQKEY\x01T+U1\x02"),
+    ):
+        message = NewMessage(topic, 0, b"x", properties, 0, None, b"U1", 1, rig.host)
+        end = master.appender.put_message(message).end_offset
+    master.advance_confirm_offset(master.end_turn())
+    slave.slave_log.append_replicated(0, rig.log_of(master))
+    assert slave.advance_confirm_offset(end) == end
+    for topic, due in ((SCHEDULE_TOPIC, [rig.now_ms + 10_000]), (TIMER_TOPIC, [123456, -123456])):
+        units = slave.queries.units(topic, 0, 0, 9)
+        assert units == master.queries.units(topic, 0, 0, 9)
+        assert [unit[2] for unit in units] == due
+    assert len(slave.queries.query_message(TIMER_TOPIC, "U1", 9, 0, 2**62).parts) == 1
 
 
 def test_bytes_for_another_offset_are_refused(rig):
