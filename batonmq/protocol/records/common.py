@@ -37,46 +37,6 @@ def quick_record(
     """The CRC-checked record at `position` of `view`; None if it is not common. `offset`: its place
     in the log; `space`: bytes from there to the segment's end. `check_crc` False: this process
     checked it before."""
-    checked = _check(view, position, space, offset, check_crc)
-    if checked is None:
-        return None
-    size, queue_id, queue_offset, stored_at, topic_end, tail = checked
-    properties = tail[topic_end + 2 : -CRC_TAIL_SIZE]
-    return (
-        size,
-        queue_id,
-        queue_offset,
-        stored_at,
-        tail[1:topic_end],
-        _find(properties, b"TAGS\x01"),
-        _find(properties, b"KEYS\x01"),
-        _find(properties, b"UNIQ_KEY\x01"),
-    )
-
-
-def quick_size(view: memoryview, position: int, space: int, offset: int) -> int:
-    """The size of the CRC-checked record at `position`; 0 if it is not common. The CRC covers all
-    fields, so only those needed to find it are read."""
-    available = len(view) - position
-    if available < SIZE_MIN_WITH_CRC:
-        return 0
-    size, magic, physical_offset = _unpack_place(view, position)
-    if (
-        magic != MAGIC_V1
-        or physical_offset != offset
-        or not SIZE_MIN_WITH_CRC <= size <= available
-        or size + END_FILE_MIN_BLANK > space
-    ):
-        return 0
-    crc_at = position + size - CRC_TAIL_SIZE
-    crc = _crc32(view[position:crc_at]) & 0x7FFFFFFF
-    return size if view[crc_at : crc_at + CRC_TAIL_SIZE] == crc_tail(crc) else 0
-
-
-def _check(
-    view: memoryview, position: int, space: int, offset: int, check_crc: bool
-) -> tuple[int, int, int, int, int, bytes] | None:
-    """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
     if len(view) - position < SIZE_MIN_WITH_CRC:
         return None
     size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_at, body_len = (
@@ -102,22 +62,50 @@ def _check(
         or not tail.startswith(CRC_PROPERTY, len(tail) - CRC_TAIL_SIZE)
     ):
         return None
-    if not check_crc:
-        return size, queue_id, queue_offset, stored_at, topic_end, tail
-    digits = tail[-2:-12:-1]
-    crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
-    if tail[-1] != 2 or not digits.isdigit() or int(digits) != crc:
-        return None
-    return size, queue_id, queue_offset, stored_at, topic_end, tail
+    if check_crc:
+        digits = tail[-2:-12:-1]
+        crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
+        if tail[-1] != 2 or not digits.isdigit() or int(digits) != crc:
+            return None
+    properties = b"\x02" + tail[properties_at:-CRC_TAIL_SIZE]
+    return (
+        size,
+        queue_id,
+        queue_offset,
+        stored_at,
+        tail[1:topic_end],
+        _find(properties, b"\x02TAGS\x01"),
+        _find(properties, b"\x02KEYS\x01"),
+        _find(properties, b"\x02UNIQ_KEY\x01"),
+    )
+
+
+def quick_size(view: memoryview, position: int, space: int, offset: int) -> int:
+    """The size of the CRC-checked record at `position`; 0 if it is not common. The CRC covers all
+    fields, so only those needed to find it are read."""
+    available = len(view) - position
+    if available < SIZE_MIN_WITH_CRC:
+        return 0
+    size, magic, physical_offset = _unpack_place(view, position)
+    if (
+        magic != MAGIC_V1
+        or physical_offset != offset
+        or not SIZE_MIN_WITH_CRC <= size <= available
+        or size + END_FILE_MIN_BLANK > space
+    ):
+        return 0
+    crc_at = position + size - CRC_TAIL_SIZE
+    crc = _crc32(view[position:crc_at]) & 0x7FFFFFFF
+    return size if view[crc_at : crc_at + CRC_TAIL_SIZE] == crc_tail(crc) else 0
 
 
 def _find(properties: bytes, needle: bytes) -> bytes | None:
-    """The value of the last pair that begins with `needle` (a key and its separator)."""
+    """The value of the last pair that begins with `needle`: a key and the separators around it."""
     at = properties.rfind(needle)
     if at < 0:
         return None
     start = at + len(needle)
     stop = properties.find(b"\x02", start)
-    if stop <= start or (at and properties[at - 1] != 2):
-        return find_property(properties, needle[:-1])  # repeated, empty, or part of another
+    if stop <= start:
+        return find_property(properties, needle[1:-1])  # repeated or empty
     return properties[start:stop]
