@@ -41,7 +41,7 @@ from batonmq.protocol.topic_name import (
     first_problem,
     odd_topics,
 )
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.runtime_settings import RuntimeSettings
 from batonmq.runtime.turns import in_slices, in_turns, result_of, run_in_turns
@@ -501,7 +501,12 @@ async def _in_pieces(
     request: RemotingCommand, body: Body, at_once: int, form: Callable[[bytes], bytes] = bytes
 ) -> RemotingCommand:
     """`body`, which must not change meanwhile, `at_once` pieces a turn, each through `form`."""
-    pieces = [form(piece) async for piece in in_turns(encoded_pieces(body), at_once)]
+    pieces, left = list[bytes](), FRAME_SIZE_MAX
+    async for piece in in_turns(encoded_pieces(body), at_once):
+        pieces.append(form(piece))
+        left -= len(pieces[-1])
+        if left < 0:
+            break  # R58: no frame takes it, and whoever asked is told so
     return _done(request, b"".join(pieces))
 
 

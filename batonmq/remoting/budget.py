@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.eviction import Crowd
@@ -23,6 +23,9 @@ TURN_S: Final = 0.005
 """For all connections of an endpoint, since heartbeats, acks and leases wait for so long."""
 WOKEN_AT_ONCE: Final = 2
 """Waiting handlers that continue in one turn; how long they will take is unknown."""
+
+SLICED_MAX: Final = 8
+"""Handlers of one host that work in slices: each may hold tens of megabytes of an answer."""
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
 UNREAD_MAX: Final = 2 * MEMORY_MAX  # of answers that peers do not read
@@ -46,6 +49,14 @@ class TurnBudget:
         self._is_counting = False
         self._waiting: deque[Callable[[], object] | asyncio.Future[None]] = deque()
         self._is_scheduled = False
+        self._sliced: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def sliced_of(self, host: str) -> asyncio.Semaphore:
+        """The places of a host's handlers that work in slices."""
+        places = self._sliced.get(host)
+        if places is None:
+            places = self._sliced[host] = asyncio.Semaphore(SLICED_MAX)
+        return places
 
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds
@@ -108,37 +119,53 @@ class TurnBudget:
 
 class Paced:
     """Runs a handler's coroutine; its steps are counted and wait for a turn. `await Paced(budget,
-    work)` returns the result of `work`."""
+    work, host)` returns the result of `work`.
 
-    def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any]) -> None:
+    R58: a handler that works in slices (`asyncio.sleep(0)`) holds a copy of a table, or half an
+    answer. So it begins in one of its host's SLICED_MAX places, and keeps that to its end, unless
+    it waits for something else before its first slice."""
+
+    def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any], host: str) -> None:
         self._budget = budget
         self._work = work
+        self._places = budget.sliced_of(host)
 
     def close(self) -> None:
         """Closes work that is no longer awaited."""
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        budget, work = self._budget, self._work
+        budget, work, places = self._budget, self._work, self._places
         step: Callable[[], Any] = partial(work.send, None)
-        while True:
-            try:
-                if budget.spent_s >= TURN_S:
-                    yield from budget.turn().__await__()
-            except BaseException as error:  # a cancellation is passed to the work
-                step = partial(work.throw, error)
-            begin_s = boot_s()
-            try:
-                waits_for = step()
-            except StopIteration as end:
-                return end.value
-            finally:
-                budget.spend(boot_s() - begin_s)
-            try:
-                yield waits_for
-                step = partial(work.send, None)
-            except BaseException as error:
-                step = partial(work.throw, error)
+        waits_for, has_place, is_sliced = None, False, False
+        try:
+            while True:
+                try:
+                    if waits_for is None and not has_place:
+                        has_place = yield from places.acquire().__await__()
+                    if budget.spent_s >= TURN_S:
+                        yield from budget.turn().__await__()
+                except BaseException as error:  # a cancellation is passed to the work
+                    step = partial(work.throw, error)
+                begin_s = boot_s()
+                try:
+                    waits_for = step()
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    budget.spend(boot_s() - begin_s)
+                is_sliced = is_sliced or waits_for is None
+                if has_place and not is_sliced:
+                    places.release()
+                    has_place = False
+                try:
+                    yield waits_for
+                    step = partial(work.send, None)
+                except BaseException as error:
+                    step = partial(work.throw, error)
+        finally:
+            if has_place:
+                places.release()
 
 
 class Accepted(Protocol):

@@ -193,7 +193,7 @@ class RequestDispatcher:
         self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response], size: int
     ) -> None:
         if asyncio.iscoroutine(result):
-            result = Paced(self.turn, result)
+            result = Paced(self.turn, result, connection.intake.peer_host)
         task = self._loop.create_task(self._answer_later(connection, cmd, result))
         self.tasks.add(task)
         connection.intake.handler_began(size)

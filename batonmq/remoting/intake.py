@@ -11,6 +11,8 @@ from batonmq.runtime.clock import boot_s
 
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """After so many bytes of answers the connection's frames wait for the next turn."""
+HANDLER_BYTES: Final = 4096
+"""What a running handler takes beside its request, roughly."""
 RUNNING_MAX: Final = 64
 """The most running handlers of one connection; its next request waits for one to end."""
 
@@ -95,12 +97,12 @@ class Intake:
     def handler_began(self, size: int) -> None:
         """`size`: of its request, which it keeps until it ends."""
         self.running += 1
-        if not self._memory.run(self.peer_host, size):
+        if not self._memory.run(self.peer_host, HANDLER_BYTES + size):
             self.hold(self._out_bytes)
 
     def handler_ended(self, size: int) -> None:
         self.running -= 1
-        self._memory.run(self.peer_host, -size)
+        self._memory.run(self.peer_host, -HANDLER_BYTES - size)
         if not self._has_memory:
             self.hold(self._out_bytes)
         # Only the first that ends below the limit: then the frames are already being handled.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -13,7 +14,15 @@ from batonmq.remoting import budget as budget_module
 from batonmq.remoting import command as command_module
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake as intake_module
-from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, Paced, Places, TurnBudget
+from batonmq.remoting.budget import (
+    SLICED_MAX,
+    STALE_S,
+    TURN_S,
+    MemoryBudget,
+    Paced,
+    Places,
+    TurnBudget,
+)
 from batonmq.remoting.command import (
     BUFFER_SIZE,
     HEADER_SIZE_MAX,
@@ -225,10 +234,51 @@ async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() ->
     assert most == RUNNING_MAX
 
 
-class Waiting:
-    """A link whose handlers of code 26 end at `gate`."""
+async def test_r58_few_handlers_of_a_host_make_large_answers_at_a_time() -> None:
+    """One may hold 25 MB (202 of a topic of 65,536 queues), and a packet has hundreds of requests.
+    Those that only wait hold nothing, and keep no other one waiting."""
+    held = most = 0
+    gate = asyncio.Event()
 
-    def __init__(self, peer_bytes_max: int) -> None:
+    async def large(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        async for _ in in_turns(range(3), 1):
+            pass
+        held -= 1
+        return RemotingCommand.response_to(cmd)
+
+    async def waits(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        await gate.wait()
+        return RemotingCommand.response_to(cmd)
+
+    processors = handled(202, large)
+    processors.register(17, waits)
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(RemotingServer(processors)))
+        clients = [await stack.enter_async_context(dialling(RemotingClient())) for _ in range(3)]
+
+        def asked(code: int, count: int) -> list[asyncio.Task[RemotingCommand]]:
+            return [
+                asyncio.create_task(client.invoke(address, RemotingCommand.request(code), 20_000))
+                for client in clients
+                for _ in range(count)
+            ]
+
+        waiting = asked(17, SLICED_MAX)
+        replies = await asyncio.gather(*asked(202, RUNNING_MAX - SLICED_MAX))
+        gate.set()
+        replies += await asyncio.gather(*waiting)
+    assert {reply.code for reply in replies} == {0}
+    assert most == SLICED_MAX and not held
+
+
+class Waiting:
+    """A link whose handlers of code 26 end at `gate`; beside its request one takes nothing."""
+
+    def __init__(self, peer_bytes_max: int, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(intake_module, "HANDLER_BYTES", 0)
         processors = Processors()
         processors.register(26, self._wait)
         self.link = Link(processors)
@@ -250,10 +300,10 @@ class Waiting:
 @pytest.mark.parametrize("begun", [0, 30])
 @pytest.mark.parametrize("is_closed", [False, True])
 async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
-    is_closed: bool, begun: int, clock: Clock
+    is_closed: bool, begun: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 requests of 16 MiB take a gigabyte; who has sent them may close and connect again."""
-    waiting = Waiting(150)
+    waiting = Waiting(150, monkeypatch)
     link, memory, again = waiting.link, waiting.memory, Peer("127.0.0.1")
     frame = encode_frame(RemotingCommand.request(26, {}, bytes(100)))
     link.receive(frame)
@@ -268,8 +318,10 @@ async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
     assert memory.hold(again, 10)
 
 
-async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends() -> None:
-    waiting = Waiting(3000)
+async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(3000, monkeypatch)
     waiting.link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(10))))
     waiting.link.connection.pause_writing()
     waiting.link.connection.write(bytes(1000))
@@ -282,9 +334,9 @@ async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends() 
 
 
 async def test_r58_a_closed_connection_whose_handlers_run_takes_no_turn_of_the_oldest_frame(
-    clock: Clock,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = Waiting(100)
+    waiting = Waiting(100, monkeypatch)
     link, memory = waiting.link, waiting.memory
     link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(90))))
     link.connection.close("done")
@@ -322,7 +374,7 @@ async def test_a_handler_that_waits_for_a_turn_learns_that_it_is_cancelled(clock
             raise
 
     async def handler() -> None:
-        await Paced(budget, work())
+        await Paced(budget, work(), "a")
 
     task = asyncio.ensure_future(handler())
     await asyncio.sleep(0)
