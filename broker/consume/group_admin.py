@@ -41,7 +41,7 @@ from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, Req
 from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import group_problem
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import Pace, in_turns
@@ -277,6 +277,7 @@ class GroupAdminProcessor:
             # The role may change at each await, so it is checked for every record.
             while some := dict(islice(left, RESET_AT_ONCE)):
                 self._path.gate.require_open()
+                self._require_place(group, topic, next(iter(some)))
                 end = self._topics.reset_offsets(group, topic, some)
                 await self._path.wait_confirmed(end, what)
             async for each in in_turns(wanted):  # the record of POP comes behind it in the log
@@ -309,9 +310,14 @@ class GroupAdminProcessor:
                 # The topic may have been deleted in an earlier turn: do not bring its offsets back
                 # (R39).
                 if self._topics.get(topic) is not None and offset >= 0:
+                    self._require_place(target, topic, queue_id)
                     self._offsets.commit(target, topic, queue_id, offset)
             await pace.step()
         return RemotingCommand.response_to(request)
+
+    def _require_place(self, group: str, topic: str, queue_id: int) -> None:
+        if (refusal := self._offsets.no_place(group, topic, queue_id)) is not None:
+            raise refusal
 
     def _offset_at(self, topic: str, queue_id: int, when: int) -> int:
         if when <= TO_THE_END:
@@ -372,26 +378,21 @@ class GroupAdminProcessor:
         if not members:
             raise system_error(f"No Any Consumer online in the consumer group: [{group}]")
         asked = {"topic": topic, "group": group}
-        answers = []
+        parts, left = list[bytes](), FRAME_SIZE_MAX
         # A few at a time: a group may have thousands of members (R58).
         for begin in range(0, len(members), ASKED_AT_ONCE):
+            some = members[begin : begin + ASKED_AT_ONCE]
             asks = (
                 self._ask(member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)
-                for member in members[begin : begin + ASKED_AT_ONCE]
+                for member in some
             )
-            answers += await asyncio.gather(*asks, return_exceptions=True)
-        parts = []
-        async for member, answer in in_turns(zip(members, answers, strict=True)):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                # In a thread: a member may answer with megabytes of fastjson's dialect (R58).
-                status = await asyncio.to_thread(GetConsumerStatusBody.decode, answer.body)
-            except BatonError:
-                continue  # it left, does not answer, or answers something else: the others count
-            if answer.code == ResponseCode.SUCCESS:
-                table = encode_queue_map(status.message_queue_table)
-                parts.append(encode_json(member.client_id) + b":" + table)
+            answers = await asyncio.gather(*asks, return_exceptions=True)
+            for member, answer in zip(some, answers, strict=True):
+                if (table := await _status_in(answer)) is not None:
+                    parts.append(encode_json(member.client_id) + b":" + table)
+                    left -= len(parts[-1])
+            if left < 0:
+                break  # R58: no answer takes as much, and the sender is told so
         body = b'{"consumerTable":{%b},"messageQueueTable":{}}' % b",".join(parts)
         return RemotingCommand.response_to(request, body=body)
 
@@ -455,6 +456,21 @@ class GroupAdminProcessor:
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._broker_name, queue_id)
+
+
+async def _status_in(answer: RemotingCommand | BaseException) -> bytes | None:
+    """The offsets in a member's answer; None if it left, does not answer, or answers something
+    else."""
+    try:
+        if isinstance(answer, BaseException):
+            raise answer
+        # In a thread: a member may answer with megabytes of fastjson's dialect (R58).
+        status = await asyncio.to_thread(GetConsumerStatusBody.decode, answer.body)
+    except BatonError:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    return encode_queue_map(status.message_queue_table)
 
 
 async def _reset_body(topic: str, broker_name: str, offsets: dict[int, int]) -> bytes:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
@@ -60,6 +61,8 @@ SUSPEND_MAX_MS: Final = 300_000
 """Bounds the different deadlines of held pulls (R58); stock clients wait for 15 to 30 s."""
 SWEEP_MS: Final = 5000
 """How often all queues are looked at, as in Java. Dispatch wakes held pulls before."""
+PULLED_MAX: Final = 1 << 17
+"""Clients choose groups, topics and queues (R58)."""
 _SLICE: Final = 128
 """Held pulls that are answered, or queues that are swept, in one turn of the loop (R58)."""
 GO_BACK: Final = "NO_MATCHED_MESSAGE"
@@ -123,7 +126,8 @@ class PullProcessor:
         """Messages read; reads that found some; reads that found none."""
         self.longest_read_ms = 0
         self.pulled: dict[tuple[str, str, int], int] = {}
-        """(Group, topic, queue id) -> where the group pulls next, since this role began."""
+        """(Group, topic, queue id) -> where the group pulls next, since this role began; the newest
+        PULLED_MAX."""
         self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
         """Called on the master when a reset of a group in a queue is confirmed."""
 
@@ -359,6 +363,9 @@ class PullProcessor:
             self._answered_bytes += result.size
             place = pull.group.group_name, topic, queue_id
             self.pulled[place] = result.next_begin_offset
+            if len(self.pulled) > PULLED_MAX:
+                for oldest in list(islice(self.pulled, 1 + PULLED_MAX // 64)):
+                    del self.pulled[oldest]
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
         elif may_hold and self._waits(code, result, waited=waited):
             # What was read and did not match is not read again for this pull.

@@ -33,6 +33,11 @@ class PopPositions:
         """After a reset: pops before it no longer move the offset."""
         self._taken.pop(key, None)
 
+    def require_place(self, key: Key) -> None:
+        """Raises BrokerRefusal if the group may begin in no further queue (R58)."""
+        if (refusal := self._offsets.no_place(*key)) is not None:
+            raise refusal
+
     def next_of(self, key: Key) -> int:
         """The next offset to pop; -1 if the group has none."""
         taken = self._current(key)

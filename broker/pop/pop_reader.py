@@ -75,6 +75,8 @@ class Walk:
     rest: int = 0
     """How many messages are left in the queues that were read."""
     is_over: bool = False
+    cost: int = 0
+    """In units of BUDGET."""
     damage: CorruptLogError | None = None
     """Of a queue that could not be read."""
 
@@ -141,9 +143,9 @@ class PopReader:
     def read_more(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
         """Reads more queues, until there are enough messages. Raises CorruptLogError if a queue
         cannot be read and the others have none."""
-        budget = BUDGET
+        end = walk.cost + BUDGET
         # Also when there are enough: what the other queues have counts as left.
-        while budget > 0:
+        while walk.cost < end:
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
@@ -151,18 +153,19 @@ class PopReader:
                     raise walk.damage
                 return
             try:
-                budget -= self._read_queue(pop, walk, *place, peek=peek)
+                walk.cost += self._read_queue(pop, walk, *place, peek=peek)
             except CorruptLogError as error:
                 # Its messages wait for a repair, those of the other queues do not.
                 log.error("queue_not_popped file=%s offset=%d", error.file, error.offset)
                 walk.damage = error
-                budget -= _READ_COST
+                walk.cost += _READ_COST
         # With messages the reply leaves now; without, the next turn continues.
         walk.is_over = walk.count > 0
 
     def has_more(self, pop: PopRequest, walk: Walk) -> bool:
         """For a notification: whether a queue has messages beyond the group's position."""
         for _ in range(BUDGET):
+            walk.cost += 1
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
@@ -234,6 +237,8 @@ class PopReader:
         position = self._service.positions.next_of(key)
         least = queries.min_offset_in_queue(*key[1:])
         if position < 0:
+            if key[1] == pop.topic:  # its retried messages are few
+                self._service.positions.require_place(key)
             # As in Java: a group that is to begin at the end of a queue that is still in memory has
             # all of it. The first messages of a new topic may be there before its group is.
             if not pop.from_max or key[1] != pop.topic or queries.begins_in_memory(*key[1:]):

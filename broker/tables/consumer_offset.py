@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from itertools import filterfalse
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -21,10 +22,14 @@ from batonmq.broker.tables.offset_keys import SEPARATOR, OffsetKeys
 from batonmq.broker.tables.offset_resets import OffsetResets, Running
 from batonmq.broker.tables.old_positions import Deletions, OldPositions, Received
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
 
 log = logging.getLogger(__name__)
 
 NO_OFFSET = -1
+OFFSETS_MAX: Final = 1 << 21
+"""Offsets of all groups (R58): clients choose groups and queues. One takes about 150 bytes."""
 # As in Java the data version moves once in so many commits, not at each.
 _COMMITS_PER_VERSION = 500
 _VERSIONS_AHEAD = 1000
@@ -51,6 +56,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._own: set[str] = set()
         """Keys whose offsets no snapshot holds: only those may be changed in place."""
         self._keys = OffsetKeys()
+        self._size = 0  # offsets of all groups
         self.removals = 0
         """Grows when keys are taken out."""
         self.lowered = 0
@@ -64,6 +70,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     def _take_loaded(self, body: OffsetTable) -> None:
         self._table = body.offset_table
+        self._count_all()
         self._keys = OffsetKeys(self._table)
         # Consumers may have kept running during this restart, with offsets in queues that are gone
         # (R39).
@@ -85,6 +92,17 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """The committed offset, NO_OFFSET (-1) if there is none."""
         offsets = self._table.get(f"{topic}@{group}")
         return NO_OFFSET if offsets is None else offsets.get(queue_id, NO_OFFSET)
+
+    def no_place(self, group: str, topic: str, queue_id: int) -> BrokerRefusal | None:
+        """Why the group may not commit in this queue (R58). None if it has an offset there, or
+        there are fewer than OFFSETS_MAX of all groups."""
+        if self._size < OFFSETS_MAX or queue_id in self._table.get(f"{topic}@{group}", ()):
+            return None
+        why = f"this broker has {OFFSETS_MAX} offsets of groups: no more are stored"
+        return BrokerRefusal(ResponseCode.NO_PERMISSION, f"{why}; delete groups that are not used")
+
+    def _count_all(self) -> None:
+        self._size = sum(map(len, self._table.values()))
 
     def begins(self, group: str, topic: str, queue_id: int) -> int:
         """`query` for a consumer that asks where to begin. Its offsets count from now on (R39)."""
@@ -175,6 +193,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         # Stock clients commit every 5 s, also without progress: then no file needs to be written.
         if offset == before:
             return
+        self._size += queue_id not in offsets
         if offset < before:
             log.warning(
                 "consumer_offset_back group=%s topic=%s queue_id=%d offset=%d before=%d",
@@ -247,12 +266,14 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         if loaded.counts(record_end, loaded.loaded_end, loaded.loaded_epoch):
             return
         is_received = self.deletions.counts(record_end, received.end, received.epoch)
+        self._size -= sum(map(len, map(self._table.__getitem__, keys)))
         for key in keys:
             self.resets.forget(key, record_end)
             # The master had carried out this deletion before it sent these offsets: they are of the
             # new topic (R39).
             if is_received and key in received.table:
                 self._table[key] = dict(received.table[key])
+                self._size += len(received.table[key])
             else:
                 del self._table[key]
                 self._keys.remove(key)
@@ -267,6 +288,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """This replica begins an empty log. Durable on return; raises OSError."""
         # The new log may begin after deletions: only offsets that the master sends count.
         self._table.clear()
+        self._size = 0
         self.removals += 1
         self._keys = OffsetKeys()
         self._received = Received()
@@ -360,6 +382,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 changed = True
         self._received = Received(incoming, carried_out or 0, master_epoch, lacks)
         if changed:
+            self._count_all()
             self._new_version(master_epoch)
         if version is not None and version.counter > self.data_version.counter:
             self.data_version = replace(self.data_version, counter=version.counter)

@@ -110,7 +110,7 @@ def commit_refusal(
     elif offsets.is_old(group, topic, queue_id, offset, store.queries.min_offset_in_queue):
         why = "of a topic that was deleted: ask where to begin in the one made again"
     else:
-        return None
+        return offsets.no_place(group, topic, queue_id)
     what = f"offset {offset} of {topic} queue {queue_id} is {why}"
     return BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
 

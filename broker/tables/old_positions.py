@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.topic_name import GROUP_LENGTH_MAX
 from batonmq.runtime.clock import boot_ms
 
 _DELETED_TOPICS_MAX: Final = 4096
 _DELETIONS_MAX: Final = 1 << 16
+_BEGUN_MAX: Final = 1 << 17
 
 
 @dataclass(slots=True)
@@ -31,10 +34,12 @@ class Deletions:
 
     def note_topic(self, topic: str, record_end: int) -> None:
         self.topics.pop(topic, None)
-        # Popped before, so that it moves to the end: beyond the limit the oldest deletion goes.
+        # Popped before, so that it moves to the end: beyond the limit the oldest deletions go.
         self.topics[topic] = record_end
         if len(self.topics) > _DELETIONS_MAX:
-            del self.topics[next(iter(self.topics))]
+            # Many at once: to find the first key, a dict looks at the places of all that left.
+            for oldest in list(islice(self.topics, 1 + _DELETIONS_MAX // 64)):
+                del self.topics[oldest]
 
     def since(self, topic: str, offset: int) -> bool:
         """Whether the topic was deleted by a record that ends after this offset of the log."""
@@ -100,21 +105,35 @@ class OldPositions:
     def __init__(self, clock_ms: Callable[[], int] = boot_ms) -> None:
         self._clock_ms = clock_ms
         self._topics: dict[str, _Renewed] = {}
+        self._begun = 0  # of all topics
 
     def deleted(self, topic: str) -> None:
-        self._topics.pop(topic, None)
-        # Popped before, so that it moves to the end: beyond the limit the oldest goes.
+        self._drop(topic)
+        # Dropped before, so that it moves to the end: beyond the limit the oldest goes.
         self._topics[topic] = _Renewed()
         if len(self._topics) > _DELETED_TOPICS_MAX:
-            del self._topics[next(iter(self._topics))]
+            self._drop(next(iter(self._topics)))
+
+    def _drop(self, topic: str) -> None:
+        if (gone := self._topics.pop(topic, None)) is not None:
+            self._begun -= len(gone.begun)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics
 
     def begins(self, group: str, topic: str, queue_id: int) -> None:
         """The group asks where it begins in the queue, or knows it."""
-        if (renewed := self._topics.get(topic)) is not None:
-            renewed.begun.add((group, queue_id))
+        renewed, place = self._topics.get(topic), (group, queue_id)
+        # R58: clients choose the names.
+        if renewed is None or place in renewed.begun or len(group) > GROUP_LENGTH_MAX:
+            return
+        if self._begun >= _BEGUN_MAX:
+            # Groups of that topic that have not committed get its messages from the first on.
+            most = max(self._topics.values(), key=lambda one: len(one.begun))
+            self._begun -= len(most.begun)
+            most.begun.clear()
+        renewed.begun.add(place)
+        self._begun += 1
 
     def is_old(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether an offset of the group in this queue may be one of a deleted queue."""
@@ -126,7 +145,7 @@ class OldPositions:
         if renewed.until_ms is None:
             renewed.until_ms = now_ms + self.KEPT_MS
         elif now_ms >= renewed.until_ms:
-            del self._topics[topic]
+            self._drop(topic)
             return False
         return True
 

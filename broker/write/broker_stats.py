@@ -19,6 +19,9 @@ SPANS: Final = ((10_000, 6), (600_000, 6), (3_600_000, 24))
 """Minute, hour and day: ms between samples, and how many samples are kept."""
 SWEEP: Final = 200
 """Keys that one tick checks for traffic."""
+KEYS_MAX: Final = 1 << 17
+"""Keys of one table (R58): clients choose topics and groups, and one takes a kilobyte for a day.
+What is beyond counts only for the whole broker."""
 
 
 class CounterSample(NamedTuple):
@@ -37,7 +40,8 @@ class StatsTable:
         # Arrays instead of an object for each key: a sample of all keys is then one copy.
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._messages, self._bytes, self._calls = array("q"), array("q"), array("q")
+        # The first slot is of keys beyond KEYS_MAX.
+        self._messages, self._bytes, self._calls = array("q", [0]), array("q", [0]), array("q", [0])
         # Six intervals lie between seven samples.
         self._rings = [deque((self._sample(now_ms),), maxlen=count + 1) for _, count in SPANS]
         self._to_sweep: list[str] = []
@@ -51,6 +55,8 @@ class StatsTable:
         self._calls[slot] += 1
 
     def _new_slot(self, key: str) -> int:
+        if len(self._slots) >= KEYS_MAX:
+            return 0
         if self._free:
             slot = self._free.pop()
             for ring in self._rings:

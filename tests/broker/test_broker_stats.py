@@ -5,6 +5,7 @@ from datetime import date
 from heartbeats import heartbeat
 
 from batonmq.broker.status import DailyTotals, Totals
+from batonmq.broker.write import broker_stats
 from batonmq.broker.write.broker_stats import SWEEP, StatsTable
 from batonmq.protocol.bodies import BrokerStatsData
 from batonmq.protocol.codes import RequestCode
@@ -103,6 +104,17 @@ def test_the_oldest_keys_come_first():
     for number in range(5):
         table.add(f"T{number}", 1, 1)
     assert [key for key, _, _ in table.totals()] == [f"T{number}" for number in range(5)]
+
+
+def test_r58_keys_beyond_the_limit_count_for_the_whole_broker_only(monkeypatch):
+    monkeypatch.setattr(broker_stats, "KEYS_MAX", 2)
+    table = StatsTable(0)
+    for key in "abcd":
+        table.add(key, 1, 10)
+    assert [key for key in "abcd" if table.shown(key, 1, sizes=False)] == ["a", "b"]
+    assert list(table.totals()) == [("a", 1, 10), ("b", 1, 10)]
+    everything = table.shown(None, 1, sizes=True)
+    assert everything is not None and everything.stats_minute.sum == 40
 
 
 def test_totals_of_a_day_begin_in_its_morning():

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from batonmq.broker.tables import consumer_offset, old_positions
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.old_positions import OldPositions
@@ -225,6 +226,49 @@ def test_r39_positions_are_old_again_after_each_deletion():
     assert not old.is_old("g", "T", 0)
     old.deleted("T")
     assert old.is_old("g", "T", 0)
+
+
+def test_r58_the_names_of_who_asks_for_a_topic_made_again_are_bounded(monkeypatch):
+    """Any client may ask where to begin (14), for any group and queue."""
+    monkeypatch.setattr(old_positions, "_BEGUN_MAX", 10)
+    old = OldPositions(lambda: 0)
+    for _ in range(2):
+        for topic in ("T", "U"):
+            old.deleted(topic)
+        old.begins("g", "U", 0)
+        old.begins("g" * 256, "T", 0)
+        assert not old._topics["T"].begun
+        for number in range(25):
+            old.begins(f"g{number}", "T", 0)
+            assert old._begun == sum(len(each.begun) for each in old._topics.values()) <= 10
+        assert not old.is_old("g24", "T", 0)
+        assert not old.is_old("g", "U", 0), "the topic with the most goes first"
+
+
+def test_r58_offsets_have_a_limit_and_known_ones_stay(tmp_path, manager, monkeypatch):
+    monkeypatch.setattr(consumer_offset, "OFFSETS_MAX", 3)
+
+    def has_places(offsets: ConsumerOffsetManager) -> list[bool]:
+        return [offsets.no_place("g", "T", queue_id) is None for queue_id in (0, 1, 2)]
+
+    for topic, queue_id in (("T", 0), ("T", 1), ("U", 0)):
+        assert manager.no_place("g", topic, queue_id) is None
+        for offset in (1, 2):
+            manager.commit("g", topic, queue_id, offset)
+    full = [True, True, False]
+    assert has_places(manager) == full
+    assert persist(manager) and has_places(offsets_at(tmp_path)) == full
+    slave = offsets_at(tmp_path / "slave")
+    slave.apply_from_master(1, manager.table, 50)
+    assert has_places(slave) == full
+    slave.delete_topic("U", 40)
+    assert has_places(slave) == full, "the master sent these offsets behind the deletion"
+    for offsets, forget in (
+        (manager, lambda: manager.delete_topic("U", 100)),
+        (slave, slave.clear_for_new_log),
+    ):
+        forget()
+        assert has_places(offsets) == [True] * 3
 
 
 def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path):

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker, until
+from lone_broker import Rig, lone_broker, pop_header, until
 
+from batonmq.broker.consume import group_admin, pull_processor
 from batonmq.broker.consume.group_admin import GroupAdminProcessor
+from batonmq.broker.tables import consumer_offset
 from batonmq.protocol.bodies import (
     ConsumerConnection,
     ConsumeStats,
@@ -105,6 +107,33 @@ async def test_clone_copies_the_offsets_of_another_group(rig):
     assert await clone("more", offline="true") == {"T": 2, "U": 1}
     await member.client.close()
     assert (await rig.ask(314, {"srcGroup": "g", "destGroup": "a b"})).code == 29
+
+
+async def test_r58_no_request_makes_more_offsets_than_a_broker_keeps(rig, monkeypatch):
+    """A clone copies as many as the other group has, to a group of any name."""
+    await rig.send()
+    await rig.pull(commit=1)
+    monkeypatch.setattr(consumer_offset, "OFFSETS_MAX", 1)
+    queue = {"consumerGroup": "g", "topic": "T", "commitOffset": "0"}
+    for code, header in (
+        (314, {"srcGroup": "g", "destGroup": "another", "offline": "true"}),
+        (222, {"topic": "T", "group": "g", "timestamp": "-1", "queueId": "1"}),
+        (15, queue | {"queueId": "1"}),
+        (200050, pop_header(consumerGroup="another", topic="T")),
+    ):
+        reply = await rig.ask(code, header)
+        assert reply.code == ResponseCode.NO_PERMISSION
+        assert "no more are stored" in (reply.remark or "")
+    assert (await rig.ask(15, queue | {"queueId": "0"})).code == 0
+    assert {key for key in rig.service.tables.offsets.table if key.startswith("T@")} == {"T@g"}
+
+
+async def test_r58_where_groups_pull_next_is_known_of_the_newest(rig, monkeypatch):
+    monkeypatch.setattr(pull_processor, "PULLED_MAX", 2)
+    for queue in range(4):
+        assert (await rig.send(queue=queue)).code == 0
+        assert (await rig.pull(queue=queue)).code == 0
+    assert list(rig.service.pull.pulled) == [("g", "T", 2), ("g", "T", 3)]
 
 
 async def test_positions_of_a_topic_and_of_a_group(rig):
@@ -288,6 +317,21 @@ async def test_members_are_asked(rig):
         refused = await rig.ask(309, header | change)
         assert refused.code == code and named in (refused.remark or "")
     await member.client.close()
+
+
+async def test_r58_no_more_members_are_asked_than_one_answer_holds(rig, monkeypatch):
+    """Each may answer 16 MiB, and a group may have thousands."""
+    monkeypatch.setattr(group_admin, "ASKED_AT_ONCE", 2)
+    monkeypatch.setattr(group_admin, "FRAME_SIZE_MAX", 50)
+    held = GetConsumerStatusBody(message_queue_table={Q0: 7}).encode()
+    members = [Member(f"m{number}", answer(held)) for number in range(5)]
+    for member in members:
+        await member.join(rig)
+    reply = await rig.ask(223, {"topic": "T", "group": "g"})
+    assert len(loads(reply.body)["consumerTable"]) == 2
+    assert sum(member.asked[-1:] != [] and member.asked[-1].code == 221 for member in members) == 2
+    for member in members:
+        await member.client.close()
 
 
 @pytest.mark.parametrize("code", [307, 309])
