@@ -183,9 +183,9 @@ class BrokerService:
     def _build_processors(self, clients: ConsumerManager) -> Processors:
         """The table in `batonmq/broker/__init__.py` says which processor answers which codes."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
-        in_sync, sent_half = self.replication.in_sync_count, self.features.producers.sent_half
+        in_sync, half_comes = self.replication.in_sync_count, self.features.transactions.half_comes
         self.send = SendProcessor(
-            self.config, path, topics, in_sync, self.relay, sent_half, self.registrar.when_known
+            self.config, path, topics, in_sync, self.relay, half_comes, self.registrar.when_known
         )
         broker, known = self.config.broker, self.registrar.known
         checks = PullChecks(topics, clients, self.filters, broker, path)

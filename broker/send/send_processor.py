@@ -83,13 +83,13 @@ class SendProcessor:
         topics: TopicService,
         in_sync_count: Callable[[], int],
         relay: Relay,
-        sent_half: Callable[[str, Connection], None],
+        half_comes: Callable[[str, Connection | None], None],
         when_known: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`sent_half` gets group and connection of each half message. `when_known` calls back when
-        name servers know all topics."""
+        """`half_comes` gets group and connection of each half message; it may refuse it.
+        `when_known` calls back when name servers know all topics."""
         broker = config.broker
-        self._sent_half = sent_half
+        self._half_comes = half_comes
         self._broker_name = broker.broker_name
         self._settings = broker
         self._path = path
@@ -315,11 +315,10 @@ class SendProcessor:
         make_half(message)
         # Checked again, since `make_half` has added properties.
         require_space(message.properties)
+        # A relayed send came over the connection of another replica, not of its producer.
+        self._half_comes(ext.producer_group, channel if ext.relayed is None else None)
         result = self._store.appender.put_message(message)
         self._path.stats.put(message.topic, 1, result.size)
-        # A relayed send came over the connection of another replica, not of its producer.
-        if ext.relayed is None:
-            self._sent_half(ext.producer_group, channel)
         return result
 
     def _messages(

@@ -14,6 +14,7 @@ Times are wall clock ms. Origin: Java `TransactionalMessageBridge`, `EndTransact
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections import deque
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from batonmq.protocol.records.codec import Buffer, NewMessage, message_to_store,
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import (
+    CLIENT_ID_LENGTH_MAX,
     DLQ_PREFIX,
     RETRY_PREFIX,
     TRANS_HALF_TOPIC,
@@ -47,9 +49,15 @@ from batonmq.protocol.topic_name import (
 
 NEVER: Final = 1 << 62
 
+OUTDATED_MAX: Final = 1024
+"""Entries of halves that have ended, which one call may meet; there may be so many more than halves
+that are open."""
+OPS_MAX: Final = 1 << 16
 QUEUE: Final = 0
 OP_TAG: Final = "d"
 IMMUNITY_DEFAULT_MS: Final = 6000
+_KEY_MAX: Final = 256
+"""Bytes of a key in memory; a longer one is hashed (R58)."""
 _DELAYS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 
@@ -134,6 +142,10 @@ class TransactionTable:
             # One valid entry for a half: each one is checked, and leads to another one.
             self._due_ms[offset] = due_ms
             heapq.heappush(self._due, (due_ms, offset))
+            # R58: a producer says for how long a half is not checked, and may end it at once.
+            if len(self._due) > 2 * len(self._due_ms) + OUTDATED_MAX:
+                self._due = [(ms, each) for each, ms in self._due_ms.items()]
+                heapq.heapify(self._due)
 
     def half_gone(self, queue_offset: int) -> None:
         """The next half message has expired, or cannot be read."""
@@ -153,10 +165,19 @@ class TransactionTable:
             self._ending.discard(offset)
             self._replaced.discard(offset)
             # A newer half of this key stays open: only the named one has ended.
-            if half is not None and self._by_key.get(half.key) == offset:
+            if half is None:
+                continue
+            if self._by_key.get(half.key) == offset:
                 del self._by_key[half.key]
+            if waiting := self._without_producer.get(half.group):
+                waiting.pop(offset, None)
+                if not waiting:
+                    del self._without_producer[half.group]
         # A new master needs this op as long as a half at or below its highest offset is open.
         self._ops.append((op_offset, max(ended, default=-1)))
+        if len(self._ops) >= OPS_MAX:  # a half may be open for days: a new master reads some more
+            pairs = zip(*[iter(self._ops)] * 2, strict=True)
+            self._ops = deque((first, max(end, last)) for (first, end), (_, last) in pairs)
 
     def to_end(self, queue_offset: int, key: bytes) -> list[int]:
         """The open halves of a transaction, named by the offset that its producer knows. Empty if
@@ -214,7 +235,9 @@ class TransactionTable:
         rules = self.rules
         if self._came:
             self._due_at(0, self._came.popitem()[0])  # first: its check was due already
-        while self._due and self._due[0][0] <= now_ms:
+        for _ in range(OUTDATED_MAX):  # R58: the rest in another turn
+            if not self._due or self._due[0][0] > now_ms:
+                break
             due_ms, offset = heapq.heappop(self._due)
             if offset in self._ending or self._due_ms.get(offset) != due_ms:
                 continue
@@ -311,7 +334,10 @@ def half_of(record: Buffer) -> Half:
         head.physical_offset,
         head.size,
         transaction_key(properties),
-        (find_property(properties, PGROUP.encode()) or b"").decode("utf-8", "replace"),
+        # R58: no producer has a longer name.
+        (find_property(properties, PGROUP.encode()) or b"")[: CLIENT_ID_LENGTH_MAX + 1].decode(
+            "utf-8", "replace"
+        ),
         head.store_timestamp,
         max(0, whole_number(checks, INT_MAX) or 0),
         immunity_ms(immunity.decode("utf-8", "replace")) if immunity is not None else None,
@@ -323,7 +349,8 @@ def transaction_key(properties: bytes) -> bytes:
     another send of the same message keeps it (R56)."""
     names = (b"UNIQ_KEY", REAL_TOPIC.encode(), REAL_QID.encode(), PGROUP.encode())
     parts = [find_property(properties, name) or b"" for name in names]
-    return b"\x01".join(parts) if parts[0] else b""
+    key = b"\x01".join(parts) if parts[0] else b""
+    return key if len(key) <= _KEY_MAX else hashlib.blake2b(key).digest()
 
 
 def immunity_ms(text: str) -> int:

@@ -66,12 +66,16 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.turns import in_slices
 from batonmq.store.errors import PutIllegal, PutRefused
 
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
 """Records that are read, or halves that are checked, in one turn."""
+OPEN_MAX: Final = 1 << 19
+"""Open transactions (R58): one takes about a kilobyte, without a producer for half the time that
+the log is kept."""
 OP_OFFSETS_MAX: Final = 400
 """Halves that one op names: with offsets of nine digits 4000 bytes, Java writes at most 4096."""
 LOADING_S_MAX: Final = 3.0
@@ -136,6 +140,15 @@ class TransactionService(LogFeature):
             self._op_done.set_exception(_changed())
             _retrieved(self._op_done)
         self._op_done = None
+
+    def half_comes(self, group: str, channel: Connection | None) -> None:
+        """Before a half message is put. `channel`: of its producer; None: a replica passed it on.
+        Raises BrokerRefusal if too many are open."""
+        if len(self._table) >= OPEN_MAX:
+            why = f"{OPEN_MAX} transactions are open: no more are taken before some have ended"
+            raise BrokerRefusal(ResponseCode.SYSTEM_BUSY, why)
+        if channel is not None:
+            self._producers.sent_half(group, channel)
 
     def _producer_came(self, group: str) -> None:
         """A producer connected. After a failover halves may be due before any producer is known."""
@@ -239,8 +252,7 @@ class TransactionService(LogFeature):
             # The producer does not know yet: a check will ask again.
             return RemotingCommand.response_to(request)
         await self._until_loaded()
-        while self._table.next_half <= queue_offset and self._read_slice():
-            pass  # the half may have been confirmed just now, and not been read yet
+        await self._read_until(queue_offset)
         record = self._store.queries.look_message_by_offset(phy_offset)
         half = decode_record(record) if record is not None else None
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
@@ -275,6 +287,13 @@ class TransactionService(LogFeature):
             )
         return RemotingCommand.response_to(request)
 
+    async def _read_until(self, queue_offset: int) -> None:
+        """The half may have been confirmed just now, and not been read yet. In slices, since anyone
+        may name an offset that is far ahead (R58)."""
+        while self._table.next_half <= queue_offset and self._read_slice():
+            if self._table.next_half <= queue_offset:
+                await asyncio.sleep(0)
+
     async def _other_end_is_over(self, queue_offset: int, key: bytes) -> bool:
         """Waits while a check (which writes a copy) or an earlier request ends a half of this
         transaction. True if there was one, and it is over."""
@@ -284,8 +303,7 @@ class TransactionService(LogFeature):
             if not was_done:
                 # Shielded: others wait for the same op.
                 await asyncio.shield(self._last_op)
-            while self._read_slice():
-                pass
+            await in_slices(self._read_slice)
             is_ending = self._table.is_ending(queue_offset, key)
             if was_done:
                 break

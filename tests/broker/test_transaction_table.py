@@ -1,16 +1,22 @@
 """Which transactions are open and due for a check: events in, the clock is a number."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.broker.transaction import transaction_records
 from batonmq.broker.transaction.transaction_records import (
+    OPS_MAX,
+    OUTDATED_MAX,
     CheckRules,
     Due,
     Half,
     TransactionTable,
     op_body,
     parse_op,
+    transaction_key,
 )
+from batonmq.protocol.properties import encode_properties
 from tests.shared.turns import counted_turns
 
 RULES = CheckRules(timeout_ms=6_000, interval_ms=30_000, check_max=15, age_max_ms=3_600_000)
@@ -117,9 +123,15 @@ def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_n
     assert core.progress() == (3, 3)
 
 
-@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
-def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(ends, when):
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40), st.sampled_from([4, OPS_MAX]))
+def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(ends, when, ops_max):
     """Progress is noted at any moment; a new master that reads from there knows the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_records, "OPS_MAX", ops_max)
+        read_again(ends, when)
+
+
+def read_again(ends: list[bool], when: int) -> None:
     halves = [half(number) for number in range(len(ends))]
     ops = [number for number, is_ended in enumerate(ends) if is_ended][::-1]
     first, at = TransactionTable(RULES), (0, 0)
@@ -171,6 +183,53 @@ def test_producers_that_come_and_are_not_asked_do_not_multiply_the_checks():
     assert checks <= 101, "one for each that came, and the first one"
     core.op_seen(0, [0])
     assert core.next_due(400_000, 400_000) is None and len(core) == 0
+
+
+def test_r58_what_has_ended_leaves_little_behind_and_no_long_turn(monkeypatch):
+    """A producer says for how long a half is not checked, ends it at once, and sends the next."""
+    core = table()
+    for number in range(3 * OUTDATED_MAX):
+        core.half_seen(half(number, immunity_ms=RULES.age_max_ms))
+        core.op_seen(number, [number])
+    assert len(core._due) <= OUTDATED_MAX + 1
+    core = table(*map(half, range(3 * OUTDATED_MAX)))
+    core.op_seen(0, list(range(3 * OUTDATED_MAX)))
+    with counted_turns() as turns:
+        turns.run(core.next_due, 6_000, 6_000)
+    assert turns.lines < 6 * OUTDATED_MAX and core.wake_ms == 6_000
+
+
+def test_r58_one_half_that_stays_open_keeps_few_ops_in_memory(monkeypatch):
+    monkeypatch.setattr(transaction_records, "OPS_MAX", 16)
+    core = table(half(0))
+    for number in range(1, 100):
+        core.half_seen(half(number))
+        core.op_seen(number, [number])
+        assert len(core._ops) < 16 and core.progress() == (0, 1)
+    core.op_seen(100, [0])
+    assert core.progress() == (100, 101)
+
+
+def test_r58_a_half_that_waited_for_a_producer_and_ended_is_forgotten():
+    core = table(half(0))
+    due = core.next_due(6_000, 6_000)
+    assert due is not None
+    core.no_producer(due.half, 6_000)
+    core.op_seen(0, [0])
+    assert not core.group_came("g") and not core._without_producer
+
+
+def test_r58_names_of_any_length_take_little_memory_and_tell_transactions_apart():
+    """Two properties of 32 KiB would stay in memory for hours."""
+
+    def key(name: str) -> bytes:
+        found = {"UNIQ_KEY": name, "REAL_TOPIC": "T", "REAL_QID": "0", "PGROUP": "pg"}
+        return transaction_key(encode_properties(found).encode())
+
+    long = "k" * 30_000
+    assert key("K") == b"K\x01T\x010\x01pg"
+    assert key(long) == key(long) != key(long + "k")
+    assert len(key(long)) < 256
 
 
 def test_r58_a_producer_that_comes_costs_no_more_with_many_halves_that_wait_for_it():

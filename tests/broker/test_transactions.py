@@ -49,6 +49,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from tests.shared.turns import counted_turns
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
 HOUR_MS = 3_600_000
@@ -245,6 +246,32 @@ def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_hav
     for group in ("a", "b", "a", "c"):
         check.sent_half(group, channel)
     assert [check.channel(group, "T") is channel for group in "abc"] == [False, True, True]
+
+
+@pytest.mark.counts_turns
+async def test_r58_an_end_that_names_an_offset_far_ahead_reads_the_queue_in_turns(rig, monkeypatch):
+    """Who sends halves faster than they are read could make one end read all that are left."""
+    features, count = rig.service.features.transactions, 1_000
+    monkeypatch.setattr(features, "_wake", lambda: None)
+    sent = [await half(rig, f"K{number}") for number in range(count)]
+    with counted_turns() as turns:
+        reply = await rig.ask(37, end_header(sent[0], COMMIT) | {"tranStateTableOffset": "1" * 18})
+    assert "tranStateTableOffset is" in reply.remark
+    assert features._table.next_half == count and turns.lines < 20_000
+    assert (await rig.ask(37, end_header(sent[-1], COMMIT))).code == 0
+
+
+async def test_r58_open_transactions_have_a_limit(rig, monkeypatch):
+    monkeypatch.setattr(transaction_service, "OPEN_MAX", 2)
+    first, _ = [await half(rig, key) for key in ("K1", "K2")]
+    await until(lambda: len(rig.service.features.transactions) == 2)
+    properties = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K3"}
+    refused = await rig.send("T", b"body", **properties)
+    assert refused.code == 2 and "2 transactions are open" in refused.remark
+    assert (await rig.send("T", b"no half")).code == 0
+    assert (await rig.ask(37, end_header(first, COMMIT))).code == 0
+    await until(lambda: len(rig.service.features.transactions) == 1)
+    assert (await half(rig, "K3")).code == 0
 
 
 async def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path, clock):
