@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.held_requests import HeldPop, PopHold
+from batonmq.broker.consume.held_requests import ALL_MAX, HeldPop, PopHold
 from batonmq.broker.consume.read_checks import consuming_group, readable_topic
 from batonmq.broker.pop.pop_positions import Taken
-from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
+from batonmq.broker.pop.pop_reader import BUDGET, PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
@@ -39,7 +40,9 @@ from batonmq.remoting.intake import SLICE_BYTES
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
-"""Woken or expired requests per turn of the loop; fewer where they get SLICE_BYTES together."""
+"""Woken or expired requests per turn of the loop; fewer where they get SLICE_BYTES together, or
+look at LOOKS_A_TURN queues."""
+LOOKS_A_TURN: Final = 4 * BUDGET
 
 
 class PopProcessor:
@@ -60,7 +63,10 @@ class PopProcessor:
         self._checks = PopChecks(topics, config)
         self._reader = PopReader(path.store, topics, service, config, has_users=has_users)
         self._hold = PopHold()
+        self._walking: deque[tuple[PopRequest, Walk, bool]] = deque()
+        self._looked_at = 0  # queues, as `Walk.cost`
         self._next_slice: asyncio.Handle | None = None
+        self._next_walks: asyncio.Handle | None = None
         self.messages_total = 0
         self._given_bytes = self._confirmed_bytes = 0
         service.read_again = self.read_again
@@ -148,8 +154,12 @@ class PopProcessor:
         if not self._may_read():
             self._wait(pop, woken=woken)
             return
+        before = walk.cost
         try:
-            found = self._read(pop, walk)
+            try:
+                found = self._read(pop, walk)
+            finally:
+                self._looked_at += walk.cost - before
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
             self._refuse(pop, exc)
@@ -157,10 +167,31 @@ class PopProcessor:
             self._refuse(pop, exc)
         else:
             if not found and not walk.is_over:
-                loop = asyncio.get_running_loop()
-                loop.call_soon(lambda: self._continue(pop, walk, woken=woken))
+                self._walk_on(pop, walk, woken=woken)
             elif not found:
                 self._wait(pop, woken=woken)
+
+    def _walk_on(self, pop: PopRequest, walk: Walk, *, woken: bool) -> None:
+        """Goes on in a later turn, in which all such walks together look at LOOKS_A_TURN queues:
+        thousands of requests may ask for a topic of thousands of queues (R58)."""
+        if len(self._walking) >= ALL_MAX:
+            self._refuse(pop, BrokerRefusal(ResponseCode.POLLING_FULL, "too many POPs in all"))
+            return
+        self._walking.append((pop, walk, woken))
+        if self._next_walks is None:
+            self._next_walks = asyncio.get_running_loop().call_soon(self._walk_some)
+
+    def _walk_some(self) -> None:
+        self._next_walks, end = None, self._looked_at + LOOKS_A_TURN
+        try:
+            for _ in range(min(len(self._walking), BUDGET)):
+                pop, walk, woken = self._walking.popleft()
+                self._continue(pop, walk, woken=woken)
+                if self._looked_at >= end:
+                    break
+        finally:
+            if self._walking and self._next_walks is None:
+                self._next_walks = asyncio.get_running_loop().call_soon(self._walk_some)
 
     def _read(self, pop: PopRequest, walk: Walk) -> bool:
         """Returns whether the request is answered, or will be once its record is confirmed."""
@@ -287,14 +318,14 @@ class PopProcessor:
 
     def _run_slice(self) -> None:
         self._next_slice = None
-        end = self._given_bytes + SLICE_BYTES
+        end, looks_end = self._given_bytes + SLICE_BYTES, self._looked_at + LOOKS_A_TURN
         # R58: one message may wake thousands of requests, and each answer is a copy.
         for _ in range(SLICE):
             one = self._hold.next_ready()
             if one is None:
                 return
             self._again(one)
-            if self._given_bytes >= end:
+            if self._given_bytes >= end or self._looked_at >= looks_end:
                 break
         self._run_soon()
 
@@ -313,7 +344,7 @@ class PopProcessor:
 
     def tick(self, now_ms: int) -> bool:
         """Answers a slice of the expired requests; returns whether there may be more."""
-        end = self._given_bytes + SLICE_BYTES
+        end, looks_end = self._given_bytes + SLICE_BYTES, self._looked_at + LOOKS_A_TURN
         for one in self._hold.expired(now_ms, SLICE):
             # As in Java they look once more: what blocks others may be of their own attempt. A
             # client long past its deadline waits no longer: it would not see the messages.
@@ -321,7 +352,7 @@ class PopProcessor:
                 self._time_out(cast(PopRequest, one))
             else:
                 self._again(one)
-            if self._given_bytes >= end:
+            if self._given_bytes >= end or self._looked_at >= looks_end:
                 break
         return self._hold.is_late(now_ms)
 

@@ -15,8 +15,10 @@ from lone_broker import (
     expire_all_but_last,
     lone_broker,
     make_group,
+    pop_header,
     position,
     send_header,
+    topic_header,
     until,
 )
 from test_pop import clock as clock
@@ -32,6 +34,7 @@ from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.queries import StoreQueries
 from batonmq.store.reader import GetMessageResult
+from tests.shared.turns import counted_turns
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -205,6 +208,26 @@ async def test_r58_a_turn_copies_a_large_message_for_a_few_pops(rig, clock, monk
     await rig.send("T", b"x" * 1000)
     assert all(reply.code == 0 for reply in await asyncio.gather(*waits))
     assert max(given) == 3 and sum(given) == 9
+
+
+@pytest.mark.counts_turns
+async def test_r58_many_pops_of_a_wide_topic_share_a_turn(rig, clock):
+    """Each looks at all queues, in slices: thousands at a time would stop the loop for seconds."""
+    assert (await rig.ask(17, topic_header("wide", 2000))).code == 0
+    count, pop = 40, rig.service.pop
+    poll = {"topic": "wide", "pollTime": 60_000, "bornTime": clock.now_ms}
+    held = [
+        asyncio.create_task(rig.ask(200050, pop_header(consumerGroup=f"g{number}", **poll)))
+        for number in range(count)
+    ]
+    await until(lambda: pop.held == count)
+    with counted_turns() as turns:
+        pop.read_again(None)
+        await until(lambda: pop.held < count)
+        await until(lambda: pop.held == count)
+    assert turns.lines < 60 * pop_processor.LOOKS_A_TURN
+    pop.role_changed()
+    assert {reply.code for reply in await asyncio.gather(*held)} == {2}
 
 
 async def test_r58_pops_wait_while_too_much_is_not_confirmed(rig, clock, monkeypatch):
