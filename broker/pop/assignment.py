@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.request_fields import invalid
+from batonmq.broker.request_fields import invalid, system_error
+from batonmq.broker.tables.slave_sync import reply_in_turns
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
@@ -29,18 +32,23 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
-from batonmq.protocol.message import MessageQueue, route_problem
+from batonmq.protocol.message import ROUTE_QUEUES_MAX, MessageQueue, route_problem
 from batonmq.protocol.pop import ANY_QUEUE
-from batonmq.protocol.topic_name import RETRY_PREFIX
+from batonmq.protocol.topic_name import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 
 MODES: Final = ("PULL", "POP")
 ROUTE_KEPT_MS: Final = 5000
 ROUTES_MAX: Final = 4096
+QUEUES_MAX: Final = 2 * ROUTE_QUEUES_MAX
+"""Of all routes that are kept (R58)."""
+ASSIGNED_MAX: Final = 1 << 17
+"""Queues of one answer: more do not fit into a frame."""
 ASK_MS: Final = 1000
 """Less than the 3 s that a stock client waits for its assignment."""
 
@@ -51,21 +59,24 @@ def popped_share(
     own_id: str,
     share_num: int,
     allocate: Allocate,
-) -> set[MessageQueue]:
-    """The queues that a member pops: its own share and those of the next `share_num` members. If
-    `share_num` covers all members: each broker group as a whole. With more members than queues: one
-    queue."""
+) -> Sequence[MessageQueue]:
+    """The queues that a member pops, sorted: its own share and those of the next `share_num`
+    members. If `share_num` covers all members: each broker group as a whole. With more members than
+    queues: one queue."""
     if share_num <= 0 or share_num >= len(client_ids) - 1:
         # One assignment a broker group, not one a queue: the broker chooses the queue.
-        return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
+        brokers = sorted(set(map(attrgetter("broker_name"), queues)))
+        return [MessageQueue(queues[0].topic, name, ANY_QUEUE) for name in brokers]
     index = place_of(client_ids, own_id)
     # The client's heartbeat may not have come yet: it asks again.
     if index is None:
-        return set()
+        return ()
     if len(client_ids) > len(queues):
-        return {queues[index % len(queues)]}
+        return (queues[index % len(queues)],)
     shares = [(index + step) % len(client_ids) for step in range(share_num + 1)]
-    return {queue for each in shares for queue in allocate(queues, client_ids, client_ids[each])}
+    # Shares have no queue in common, and each is sorted.
+    owned = (allocate(queues, client_ids, client_ids[each]) for each in shares)
+    return sorted(chain.from_iterable(owned))
 
 
 class AssignmentProcessor:
@@ -116,18 +127,21 @@ class AssignmentProcessor:
         """The queues of a member (QUERY_ASSIGNMENT, 400). A null list means: keep your queues."""
         asked = QueryAssignmentRequestBody.decode_request(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
+        if len(asked.topic) > RETRY_TOPIC_LENGTH_MAX:  # R58: it would be kept with its route
+            raise invalid(f"topic has {len(asked.topic)} characters: none has such a name")
         queues = await self._queues(asked.topic)
         ids = await self._members(asked.consumer_group)
         shares = self._shares(asked, mode, queues, ids)
         if shares is None:
             return RemotingCommand.response_to(request, body=b'{"messageQueueAssignments":null}')
-        body = QueryAssignmentResponseBody(
-            message_queue_assignments=[
-                MessageQueueAssignment(message_queue=queue, mode=mode.mode)
-                for queue in sorted(shares)
-            ]
-        )
-        return RemotingCommand.response_to(request, body=body.encode())
+        if len(shares) > ASSIGNED_MAX:
+            raise system_error(f"{len(shares)} queues: one answer has at most {ASSIGNED_MAX}")
+        assigned = [
+            MessageQueueAssignment(message_queue=queue, mode=mode.mode)
+            async for queue in in_turns(shares)
+        ]
+        body = QueryAssignmentResponseBody(message_queue_assignments=assigned)
+        return await reply_in_turns(request, body)
 
     def _mode(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
         known = self._topics.request_modes.get(topic, group)
@@ -146,14 +160,14 @@ class AssignmentProcessor:
         mode: SetMessageRequestModeRequestBody,
         queues: list[MessageQueue],
         ids: list[str],
-    ) -> set[MessageQueue] | None:
-        """None (the client keeps its queues) without a route, without members, or for an unknown
-        strategy."""
+    ) -> Sequence[MessageQueue] | None:
+        """Sorted. None (the client keeps its queues) without a route, without members, or for an
+        unknown strategy."""
         if not queues:
             return None
         # A member that broadcasts reads every queue by itself.
         if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
-            return set(queues)
+            return queues
         allocate = STRATEGIES.get(asked.strategy_name)
         if allocate is None or not ids:
             log.info(
@@ -167,7 +181,7 @@ class AssignmentProcessor:
         if mode.mode == "POP":
             share_num = mode.pop_share_queue_num
             return popped_share(queues, ids, asked.client_id, share_num, allocate)
-        return set(allocate(queues, ids, asked.client_id))
+        return allocate(queues, ids, asked.client_id)
 
     async def _queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of all broker groups, sorted."""
@@ -203,7 +217,8 @@ class AssignmentProcessor:
             kept = self._routes.get(topic)
             found = kept[1] if kept is not None else self._own_queues(topic)
         # Bounded, since clients choose the topic names; a dropped route is fetched again on demand.
-        if len(self._routes) >= ROUTES_MAX:
+        kept_queues = sum(len(queues) for _, queues in self._routes.values())
+        if len(self._routes) >= ROUTES_MAX or kept_queues + len(found) > QUEUES_MAX:
             self._routes.clear()
         self._routes[topic] = self._path.clock_ms(), found
         return found

@@ -8,7 +8,12 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from batonmq.broker.pop import assignment
-from batonmq.broker.pop.assignment import ROUTE_KEPT_MS, AssignmentProcessor, popped_share
+from batonmq.broker.pop.assignment import (
+    ASSIGNED_MAX,
+    ROUTE_KEPT_MS,
+    AssignmentProcessor,
+    popped_share,
+)
 from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
     BROADCASTING,
@@ -18,10 +23,11 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicRouteData,
 )
-from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.errors import BrokerRefusal, ConnectError
 from batonmq.protocol.message import ROUTE_QUEUES_MAX, MessageQueue
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.remoting.command import RemotingCommand
+from tests.shared.turns import counted_turns
 
 QUEUES = [MessageQueue("T", "a", number) for number in range(4)]
 POP = {"default_message_request_mode": "POP", "default_pop_share_queue_num": 0}
@@ -132,8 +138,30 @@ async def test_r58_a_route_of_too_many_queues_counts_as_none():
     assert await rig.ask() == [("a", 0), ("a", 1)]
 
 
-async def test_r58_so_many_routes_are_kept(monkeypatch):
-    monkeypatch.setattr(assignment, "ROUTES_MAX", 2)
+@pytest.mark.counts_turns
+async def test_r58_all_queues_of_a_wide_topic_are_answered_in_turns():
+    rig = Rig(["m1"], route("a", 65_536))
+    await rig._processor._queues("T")
+    with counted_turns() as turns:
+        body = QueryAssignmentRequestBody(topic="T", message_model=BROADCASTING).encode()
+        request = RemotingCommand.request(400, {}, body)
+        reply = await asyncio.create_task(rig._processor.assignment(request, Mock()))
+    assert turns.lines < 10_000
+    assert reply.body.count(b'"mode":"PULL"') == 65_536
+
+
+async def test_r58_an_assignment_that_fits_into_no_frame_and_a_topic_of_no_name_are_refused():
+    rig = Rig(["m1"], route("a", ASSIGNED_MAX + 1))
+    for fields, named in (({}, "one answer has at most"), ({"topic": "t" * 256}, "256 characters")):
+        with pytest.raises(BrokerRefusal, match=named):
+            await rig.ask(**fields)
+    assert list(rig._processor._routes) == ["T"]
+
+
+@pytest.mark.parametrize(("routes_max", "queues_max"), [(2, 100), (100, 2)])
+async def test_r58_so_many_routes_and_queues_are_kept(monkeypatch, routes_max, queues_max):
+    monkeypatch.setattr(assignment, "ROUTES_MAX", routes_max)
+    monkeypatch.setattr(assignment, "QUEUES_MAX", queues_max)
     rig = Rig(["m1"], *(route("a", 1) for _ in range(4)))
     for topic, asked in (("T", 1), ("U", 2), ("T", 2), ("V", 3), ("T", 4)):
         assert await rig.ask(topic=topic) == [("a", 0)]
