@@ -413,9 +413,11 @@ class ConsumerSightings:
 
     def pieces(self, group: str, now_ms: int) -> Iterator[ConsumerSightingsBody]:
         """All that this replica knows of one group, or of all (""), in pieces of PIECE clients."""
-        for name in [group] if group else sorted({*self._clients.groups, *self._groups}):
-            known = self._clients.groups.get(name)
-            here = list(known.members.values()) if known is not None else []
+        known = self._clients.groups
+        # R58: not sorted, since half a million names take half a second.
+        names = [group] if group else [*known, *filterfalse(known.__contains__, self._groups)]
+        for name in names:
+            here = list(known[name].members.values()) if name in known else []
             for start in range(0, len(here), PIECE):
                 members = here[start : start + PIECE]
                 seen = {one.client_id: now_ms - one.last_heartbeat_ms for one in members}

@@ -19,7 +19,12 @@ from batonmq.broker.consume.consumer_manager import (
     ConsumerManager,
     ConsumerSightings,
 )
-from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
+from batonmq.protocol.bodies import (
+    ConsumerData,
+    ConsumerSightingsBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+)
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
@@ -286,6 +291,29 @@ async def test_a_new_master_asks_the_others_and_a_copy_that_failed_is_asked_for_
     for at_ms in (2_000, 2_900, 3_000, 4_000):
         await dead.tick(at_ms)
     assert dead.asked == 4
+
+
+def test_r58_who_asks_for_all_groups_compares_no_names():
+    """To sort half a million names takes half a second, and any client may ask (60003)."""
+
+    class Name(str):
+        __slots__ = ()
+
+        def __lt__(self, other: str) -> bool:
+            raise AssertionError("names are sorted")
+
+    clients = ConsumerManager()
+    sightings = ConsumerSightings(clients)
+    groups = {f"here{number}" for number in range(3)}
+    data = HeartbeatData(
+        client_id="c", consumer_data_set=[ConsumerData(group_name=Name(each)) for each in groups]
+    )
+    clients.heartbeat(data, "channel", 0, 0, 1)
+    for name in ("here0", "elsewhere"):
+        sightings.learn(ConsumerSightingsBody(group=Name(name), seen={"d": 0}), 1)
+    pieces = list(sightings.pieces("", 1))
+    assert {piece.group for piece in pieces} == groups | {"elsewhere"}
+    assert {piece.group for piece in pieces if "d" in piece.seen} == {"here0", "elsewhere"}
 
 
 async def test_r58_a_group_that_was_asked_for_leaves_nothing_behind():
