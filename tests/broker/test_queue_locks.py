@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from batonmq.broker.tables.queue_locks import LEASE_MS, LockChange, QueueLockManager
+from tests.shared.turns import counted_turns
 
 Q0, Q1 = ("T", 0), ("T", 1)
 
@@ -75,6 +78,24 @@ def test_what_ran_out_is_found_a_part_at_a_time(tmp_path):
         calls += 1
     assert {queue for _, _, queue in found} == set(queues) and calls > 2
     assert {group for group, _, _ in found} == {"g"}
+
+
+@pytest.mark.counts_turns
+def test_r58_what_expired_and_what_did_not_change_costs_no_walk(tmp_path):
+    """A group may have half a million locks, and each retry of it asks whether it has any."""
+    locks, many = manager(tmp_path), [("T", number) for number in range(10_000)]
+    locks.grant("g", "a", many, 0)
+    locks.grant("h", "b", [Q0], 0)
+    before = locks.wrapper().locks
+    locks.grant("h", "c", [Q0, Q1], 1 + LEASE_MS)
+    answers = []
+    with counted_turns() as turns:
+        turns.run(lambda: answers.append(locks.has_locks("g", 1 + LEASE_MS)))
+        turns.run(lambda: answers.append(locks.wrapper().locks))
+    assert turns.lines < 50
+    assert answers == [False, before | {"h": {"c": [Q0, Q1]}}] and before["h"] == {"b": [Q0]}
+    assert locks.grant("g", "a", many[:1], 2 * LEASE_MS)[0] == many[:1]
+    assert locks.has_locks("g", 3 * LEASE_MS)
 
 
 def test_r58_places_are_free_again_after_each_way_a_lock_ends(tmp_path, monkeypatch):
