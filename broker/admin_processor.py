@@ -49,6 +49,9 @@ from batonmq.store.errors import StoreStateError
 
 PERM_MAX: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
 AT_ONCE: Final = 100
+CONFIG_SIZE_MAX: Final = 16 << 10
+"""Bytes of JSON of one group (R58): its policy of retries and its subscriptions are free text."""
+FILTER_TYPE_LENGTH_MAX: Final = 64
 """The most topics or groups that one record changes."""
 
 
@@ -164,6 +167,8 @@ class AdminProcessor:
                 f"perm of topic {config.topic_name} is {config.perm}, allowed are 0 (nothing) to"
                 f" {PERM_MAX}: the sum of 4 (read), 2 (write) and 1 (others are created from it)"
             )
+        if len(config.topic_filter_type) > FILTER_TYPE_LENGTH_MAX:
+            raise invalid(f"topicFilterType is {config.topic_filter_type[:64]!r}…, too long")
         known = self._topics.get(config.topic_name)
         wanted = config.read_queue_nums
         if known is None or is_forced or wanted >= known.read_queue_nums:
@@ -348,6 +353,12 @@ def _check_queues(what: str, queues: int) -> None:
 
 def _check_group_config(config: SubscriptionGroupConfig) -> None:
     check_group(config.group_name)
+    if config.retry_queue_nums > TOPIC_QUEUES_MAX:
+        what = f"retryQueueNums of group {config.group_name} is {config.retry_queue_nums}"
+        raise invalid(f"{what}, allowed are at most {TOPIC_QUEUES_MAX}")
+    if (size := len(config.encode())) > CONFIG_SIZE_MAX:
+        what = f"the settings of group {config.group_name} have {size} bytes"
+        raise invalid(f"{what}, allowed are {CONFIG_SIZE_MAX}")
     if config.attributes:
         raise invalid(
             f"group {config.group_name}: it has attributes; as in RocketMQ 5.3.3 there are none"

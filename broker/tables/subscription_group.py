@@ -55,6 +55,10 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         """The bits of what a group may not do in a topic; 0: nothing is forbidden."""
         return self._forbidden.get(group, {}).get(topic, 0)
 
+    @property
+    def forbidden_count(self) -> int:
+        return sum(map(len, self._forbidden.values()))
+
     def set_forbidden(self, group: str, topic: str, bits: int) -> None:
         if self.forbidden(group, topic) != bits:
             topics = self._forbidden.pop(group, {}) | {topic: bits}
@@ -94,6 +98,10 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
     def wrapper(self) -> MessageRequestModeSerializeWrapper:
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
         return MessageRequestModeSerializeWrapper(message_request_mode_map=table)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._table.values()))
 
     def get(self, topic: str, group: str) -> SetMessageRequestModeRequestBody | None:
         return self._table.get(topic, {}).get(group)

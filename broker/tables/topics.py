@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -43,6 +43,7 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.system_record import SystemRecord
 from batonmq.protocol.topic_name import (
     METADATA_TOPIC,
+    TOPIC_QUEUES_MAX,
     check_group,
     check_made_topic,
     is_file_name,
@@ -53,6 +54,8 @@ from batonmq.protocol.topic_name import (
 from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
+
+_GROUPS_MAX: Final = "subscriptionGroupsMax"
 
 
 class MetadataChange(SystemRecord, frozen=True, kw_only=True, rename="camel"):
@@ -176,6 +179,7 @@ class TopicService:
         `queue_nums`; it is created with that many if it does not exist. Raises BrokerRefusal:
         NO_PERMISSION if it may not be written, INVALID_PARAMETER if its name would be too long."""
         self._refuse_while_deleting(topic)
+        queue_nums = min(queue_nums, TOPIC_QUEUES_MAX)  # an earlier version took any for a group
         config = self.topics.get(topic)
         if config is None:
             config = topic_config(topic, queue_nums)
@@ -274,7 +278,7 @@ class TopicService:
         """Raises BrokerRefusal NO_PERMISSION for more than `subscriptionGroupsMax`."""
         made = sum(config.group_name not in self.groups for config in configs)
         most = self._settings.subscription_groups_max
-        _refuse_above("groups", len(self.groups), made, "subscriptionGroupsMax", most)
+        _refuse_above("groups", len(self.groups), made, _GROUPS_MAX, most)
 
     def delete_group(self, group: str, *, with_offsets: bool) -> int:
         """Deletes a group, and on request its offsets, once the returned offset is confirmed. Its
@@ -285,6 +289,9 @@ class TopicService:
         """Forbids a group to read a topic, or allows it again; same safety as `put_topic`."""
         before = self.groups.forbidden(group, topic)
         bits = before | FORBIDDEN_TO_READ if reading else before & ~FORBIDDEN_TO_READ
+        # R58: clients choose the names, and neither the group nor the topic has to exist.
+        there, most = self.groups.forbidden_count, self._settings.subscription_groups_max
+        _refuse_above("forbidden topics", there, bits and not before, _GROUPS_MAX, most)
         end = self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
         self.unwritten.note(end, partial(self.groups.set_forbidden, group, topic, before))
         self.groups.set_forbidden(group, topic, bits)
@@ -304,10 +311,11 @@ class TopicService:
 
     def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
         """Sets whether a group pulls or pops a topic; same safety as `put_topic`."""
+        known = self.request_modes.get(mode.topic, mode.consumer_group)
+        there, most = self.request_modes.count, self._settings.subscription_groups_max
+        _refuse_above("request modes", there, known is None, _GROUPS_MAX, most)
         # A group that is not in the table pulls.
-        before = self.request_modes.get(mode.topic, mode.consumer_group) or replace(
-            mode, mode="PULL", pop_share_queue_num=0
-        )
+        before = known or replace(mode, mode="PULL", pop_share_queue_num=0)
         end = self._append(MetadataChange(request_modes=[mode]).encode())
         self.unwritten.note(end, partial(self.request_modes.put_all, [before]))
         self.request_modes.put_all([mode])

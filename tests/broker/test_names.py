@@ -4,7 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, end_of, lone_broker, messages, position, run_with_broker, until
+from lone_broker import (
+    Rig,
+    end_of,
+    lone_broker,
+    messages,
+    position,
+    run_with_broker,
+    topic_header,
+    until,
+)
 from test_pop import pop
 
 from batonmq.broker.config import BrokerConfig, ReplicasConfig
@@ -190,6 +199,21 @@ async def test_r46_numbers_have_64_bits(rig, field, number):
     assert "64 bits" in reply.remark and len(reply.remark) < 300
 
 
+async def test_r58_no_setting_of_a_group_or_topic_is_large(rig):
+    """A heartbeat makes the retry topic of a group, and tools list each queue of a topic."""
+    for settings in ({"retryQueueNums": 65_537}, {"groupRetryPolicy": {"custom": "x" * 20_000}}):
+        config = {"groupName": "g"} | settings
+        for code, body in ((200, config), (225, {"groupConfigList": [config]})):
+            reply = await rig.ask(code, body=json.dumps(body).encode())
+            assert reply.code == ResponseCode.INVALID_PARAMETER and "allowed are" in reply.remark
+    reply = await rig.ask(17, topic_header("T", topicFilterType="x" * 65))
+    assert reply.code == ResponseCode.INVALID_PARAMETER and "topicFilterType" in reply.remark
+    topics = rig.service.topics
+    assert "g" not in topics.groups and topics.get("T") is None
+    topics.of_group("%RETRY%earlier", 1 << 31)
+    assert topics.get("%RETRY%earlier").read_queue_nums == 65_536
+
+
 async def test_r58_topics_and_groups_have_a_limit(tmp_path):
     async with lone_broker(
         tmp_path, broker={"topics_max": 40, "subscription_groups_max": 20}
@@ -206,3 +230,13 @@ async def test_r58_topics_and_groups_have_a_limit(tmp_path):
         beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g0"}]}
         assert (await rig.ask(34, body=json.dumps(beat).encode())).code == 0
         assert "%RETRY%g0" in topics.topics  # of a group that is there
+        pairs = [(group, topic) for topic in ("T0", "T1") for group in topics.groups.table]
+        for group, topic in pairs[:21]:
+            forbid = {"group": f"{group}-no", "topic": topic, "readable": "false"}
+            mode = {"consumerGroup": group, "topic": topic, "mode": "POP"}
+            replies = [
+                await rig.ask(353, forbid),
+                await rig.ask(401, body=json.dumps(mode).encode()),
+            ]
+        assert all("subscriptionGroupsMax is 20" in (each.remark or "") for each in replies)
+        assert (await rig.ask(353, forbid | {"readable": "true"})).code == 0
