@@ -11,14 +11,23 @@ from batonmq.runtime.clock import boot_s
 
 LINES_MAX: Final = 30
 INTERVAL_S: Final = 10.0
+LINE_MAX: Final = 16 << 10
+"""Characters of one line: names from strangers may have megabytes (R58)."""
 UNLIMITED: Final = {"is_unlimited": True}
 """`extra` of a log call whose lines are all kept."""
 _CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 _INDENT: Final = "    "
 
 
+def _cut(text: str) -> str:
+    if len(text) <= LINE_MAX:
+        return text
+    return f"{text[:LINE_MAX]} (cut, of {len(text)} characters)"
+
+
 def on_one_line(text: str) -> str:
-    """`text` with control characters and lone surrogates escaped."""
+    """`text`, cut at LINE_MAX, with control characters and lone surrogates escaped."""
+    text = _cut(text)
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
@@ -74,7 +83,7 @@ class JsonFormatter(LineFormatter):
     `event` and its fields, numbers as numbers. A traceback is a text in `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
+        message = _cut(record.getMessage())
         found: dict[str, object] = {
             "time": f"{self.formatTime(record, self.datefmt)}.{record.msecs:03.0f}",
             "level": record.levelname,
@@ -85,7 +94,7 @@ class JsonFormatter(LineFormatter):
             found["event"] = event[0]
         found |= {key: value for key, value in _fields(record) if key not in found}
         if record.exc_info:
-            found["exception"] = logging.Formatter.formatException(self, record.exc_info)
+            found["exception"] = _cut(logging.Formatter.formatException(self, record.exc_info))
         return json.dumps(found, ensure_ascii=True)
 
 
@@ -96,7 +105,7 @@ def _fields(record: logging.LogRecord) -> list[tuple[str, object]]:
     if len(places) != len(values):
         return []
     return [
-        (key, value if isinstance(value, bool | int | float) else str(value))
+        (key, value if isinstance(value, bool | int | float) else _cut(str(value)))
         for key, value in zip(places, values, strict=True)
         if key
     ]

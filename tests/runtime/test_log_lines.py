@@ -6,7 +6,13 @@ import logging
 import pytest
 
 from batonmq.runtime import log_lines
-from batonmq.runtime.log_lines import INTERVAL_S, LINES_MAX, LineFormatter
+from batonmq.runtime.log_lines import (
+    INTERVAL_S,
+    LINE_MAX,
+    LINES_MAX,
+    JsonFormatter,
+    LineFormatter,
+)
 from batonmq.runtime.server_main import LOG_FORMAT
 
 
@@ -33,6 +39,13 @@ def test_r58_a_name_forges_no_line(name: str) -> None:
 def test_r58_other_text_stays_as_it_is() -> None:
     record = logging.LogRecord("n", logging.INFO, "p", 1, "päth=%r", ("日本",), None)
     assert LineFormatter("%(message)s").format(record) == "päth='日本'"
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter("%(message)s"), JsonFormatter()])
+def test_r58_a_line_is_cut_whatever_a_stranger_names(formatter: logging.Formatter) -> None:
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "no_group name=%s", ("x" * 10**6,), None)
+    line = formatter.format(record)
+    assert len(line) < 3 * LINE_MAX and "(cut, of 1000" in line
 
 
 def test_one_log_call_writes_a_limited_number_of_lines_and_says_how_many_it_left_out(
