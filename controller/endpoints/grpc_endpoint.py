@@ -11,7 +11,15 @@ from one that closed its connection.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableSequence
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    MutableSequence,
+)
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -49,6 +57,7 @@ from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.runtime.sockets import check_port_free, listening_as
 from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls, acts_as, acts_as_broker, names_in
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +74,7 @@ _HANDSHAKE_MS: Final = 5_000
 _HELLO_S: Final = 5.0
 """A broker sends its Hello in the moment in which it opens the stream."""
 _HELLOS_AWAITED_MAX: Final = 256
+_HISTORIES_MAX: Final = 8  # of one host
 _ANSWER_SIZE_MAX: Final = 16 << 20
 
 _SERVER_OPTIONS: Final = (
@@ -125,6 +135,29 @@ class AwaitedHellos:
         return message
 
 
+class HistoryReads:
+    """The histories that are being made or sent. Each takes up to 8 MiB until the caller has read
+    it, and a caller need not read (R58)."""
+
+    def __init__(self) -> None:
+        self._of_host: Counter[str] = Counter()
+
+    def refusal(self, context: Any) -> pb.Status | None:
+        """Why the call gets no history now; None: it counts until it ends."""
+        host = peer_of(context).rpartition(":")[0]
+        if self._of_host[host] >= _HISTORIES_MAX:
+            why = f"{_HISTORIES_MAX} histories are on their way to {host}: read them first"
+            return _status(ResponseCode.SYSTEM_BUSY, why)
+        self._of_host[host] += 1
+        context.add_done_callback(lambda _: self._ended(host))
+        return None
+
+    def _ended(self, host: str) -> None:
+        self._of_host[host] -= 1
+        if not self._of_host[host]:
+            del self._of_host[host]
+
+
 class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     """Handlers raise only to end a call; every reply carries a status."""
 
@@ -146,6 +179,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self._sessions = sessions
         self._watch = watch
         self._hellos = AwaitedHellos()
+        self._histories = HistoryReads()
         self._places = GrpcPlaces(lambda: sessions.registered_peers(requests.state))
         self._tasks = Tasks()
         self._server: Any = None
@@ -256,12 +290,14 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:
         """Answered by every node, from what it applied: most useful while no node leads."""
+        if refusal := self._histories.refusal(context):
+            return pb.GetHistoryReply(status=refusal)
         if request.HasField("after"):
             return await self._history_page(request)
         events = await self._history.events(
             self._requests.state, request.broker_name, request.after_raft_index, request.limit
         )
-        return pb.GetHistoryReply(status=_OK, events=map(event_to_pb, events))
+        return await _history_reply(events)
 
     async def _history_page(self, request: pb.GetHistoryRequest) -> pb.GetHistoryReply:
         place = request.after
@@ -272,11 +308,9 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             log.warning("history_not_read reason=%s", error)
             remark = f"the history cannot be read: {error}"
             return pb.GetHistoryReply(status=_status(ResponseCode.SYSTEM_ERROR, remark))
-        return pb.GetHistoryReply(
-            status=_OK,
-            events=map(event_to_pb, page.events),
-            continuation=pb.GetHistoryReply.FOLLOWS if page.follows else pb.GetHistoryReply.GAP,
-        )
+        reply = await _history_reply(page.events)
+        reply.continuation = pb.GetHistoryReply.FOLLOWS if page.follows else pb.GetHistoryReply.GAP
+        return reply
 
     async def _answer(
         self, reply: Callable[..., R], done: Awaitable[CommandResult], context: Any
@@ -434,6 +468,14 @@ def _not_proven(name: str) -> pb.Status:
         ResponseCode.CONTROLLER_INVALID_REQUEST,
         f"the request is in the name of {name}, but lacks the secret that proves it",
     )
+
+
+async def _history_reply(events: Iterable[HistoryEvent]) -> pb.GetHistoryReply:
+    """In several turns of the loop: there may be 20,000 events (R58)."""
+    reply = pb.GetHistoryReply(status=_OK)
+    async for event in in_turns(events):
+        reply.events.append(event_to_pb(event))
+    return reply
 
 
 def event_to_pb(event: HistoryEvent) -> pb.HistoryEvent:

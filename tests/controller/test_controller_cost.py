@@ -17,8 +17,10 @@ import pytest
 from test_odd_requests import controller_of
 
 from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
+from batonmq.controller.history_log import REPLY_EVENTS_MAX
 from batonmq.controller.rules.commands import RegisterBroker
 from batonmq.controller.service import ControllerService
+from batonmq.history.event import HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
 from batonmq.protocol.incarnation import new_process_name
@@ -161,6 +163,24 @@ def test_every_code_and_method_has_a_case(world):
     assert set(CODES) == set(processors.handlers)
     served = {name for name, _ in inspect.getmembers(GrpcEndpoint) if name[0].isupper()}
     assert set(METHODS) == served
+
+
+def test_r58_the_longest_history_is_made_in_turns(world, runner, monkeypatch):
+    """Half of what may come from the files: a client of gRPC takes 4 MiB."""
+    history = world.service._grpc_endpoint._history
+    (event, *_), shown = world.service.requests.state.history, []
+
+    async def events(*_: object) -> list[HistoryEvent]:
+        return [event] * (REPLY_EVENTS_MAX // 2)
+
+    async def play() -> None:
+        shown.append(await world.call("GetHistory"))
+
+    monkeypatch.setattr(history, "events", events)
+    with counted_turns() as turns:
+        runner.run(play())
+    assert turns.lines <= LINES_MAX, f"{turns.lines} lines in one turn"
+    assert len(shown[0].events) == REPLY_EVENTS_MAX // 2
 
 
 @pytest.mark.parametrize("what", [*CODES, *METHODS])

@@ -22,14 +22,17 @@ from batonmq.controller.endpoints.grpc_places import GrpcPlaces
 from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+from batonmq.protocol.codes import ResponseCode
 from batonmq.runtime import tasks
 from batonmq.runtime.sockets import CannotListenError
 from tests.shared.waiting import until
 
 __all__ = ["endpoint"]
 
-METHOD = b"/baton.controller.v1.ControllerService/BrokerSession"
-HEADERS, RST_STREAM, SETTINGS = 1, 3, 4
+SERVICE = b"/baton.controller.v1.ControllerService/"
+DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+WINDOW = 4
+"""The setting of how many bytes of an answer may come before any is read."""
 ONE_CHANNEL_EACH = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -42,17 +45,18 @@ class RawClient:
         self.streams_allowed = 0
 
     @classmethod
-    async def dial(cls, port: int) -> RawClient:
+    async def dial(cls, port: int, settings: bytes = b"") -> RawClient:
         client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        client.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b""))
+        hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, settings)
+        client.writer.write(hello)
         return client
 
-    def open_stream(self) -> None:
-        """A call of BrokerSession that sends nothing yet."""
+    def open_stream(self, method: bytes = b"BrokerSession") -> None:
+        """A call that sends nothing yet."""
         fields = {
             b":method": b"POST",
             b":scheme": b"http",
-            b":path": METHOD,
+            b":path": SERVICE + method,
             b":authority": b"x",
             b"te": b"trailers",
             b"content-type": b"application/grpc",
@@ -63,6 +67,11 @@ class RawClient:
         )
         self.writer.write(_frame(HEADERS, 4, self._stream, block))
         self._stream += 2
+
+    def ask(self, method: bytes) -> None:
+        """A call with an empty request."""
+        self.open_stream(method)
+        self.writer.write(_frame(DATA, 1, self._stream - 2, bytes(5)))
 
     async def refused(self, count: int) -> None:
         """Returns once so many streams were reset."""
@@ -193,6 +202,24 @@ async def test_r58_a_stream_ends(dialled, monkeypatch, name, code):
     if name:
         await caller.hello(name, 1, "life")
     assert await caller.ended() is code
+
+
+async def test_r58_histories_that_are_not_read_are_few(dialled):
+    """Each takes up to 8 MiB until its caller reads it."""
+    endpoint, _ = dialled
+    histories = endpoint.service._grpc_endpoint._histories
+    port = endpoint.service.config.self_peer.grpc_port
+    never_reads = await RawClient.dial(port, struct.pack(">HI", WINDOW, 0))
+    for _ in range(2 * grpc_endpoint._HISTORIES_MAX):
+        never_reads.ask(b"GetHistory")
+    await until(lambda: histories._of_host["127.0.0.1"] == grpc_endpoint._HISTORIES_MAX)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        history = pb_grpc.ControllerServiceStub(channel).GetHistory
+        refused = (await history(pb.GetHistoryRequest())).status
+        assert refused.code == ResponseCode.SYSTEM_BUSY and "on their way" in refused.remark
+        never_reads.writer.close()
+        await until(lambda: not histories._of_host)
+        assert (await history(pb.GetHistoryRequest())).status.code == ResponseCode.SUCCESS
 
 
 async def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(dialled):
