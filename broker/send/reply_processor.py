@@ -20,8 +20,10 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.properties import (
+    MSG_REGION,
     PUSH_REPLY_TIME,
     REPLY_TO_CLIENT,
+    TRACE_ON,
     decode_properties,
     encode_properties,
 )
@@ -75,6 +77,7 @@ class ReplyProcessor:
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = wall_ms()
+        region = {MSG_REGION: self._config.region_id, TRACE_ON: "true"}
         pushed: dict[str, str | int | bool | None] = {
             "producerGroup": fields.producer_group,
             "topic": fields.topic,
@@ -89,7 +92,7 @@ class ReplyProcessor:
             "bornHost": channel.peer,
             "storeHost": channel.local,
             "storeTimestamp": now_ms,
-            "properties": encode_properties(properties | {PUSH_REPLY_TIME: str(now_ms)}),
+            "properties": encode_properties(properties | region | {PUSH_REPLY_TIME: str(now_ms)}),
         }
         push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, body)
         try:

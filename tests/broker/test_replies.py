@@ -34,6 +34,7 @@ async def test_the_answer_reaches_who_asked_and_is_stored(rig, code):
     assert (pushed.code, pushed.body, pushed.ext["topic"]) == (326, b"answer", REPLIES)
     properties = decode_properties(pushed.ext["properties"])
     assert properties["CORRELATION_ID"] == "c-1" and int(properties["PUSH_REPLY_TIME"])
+    assert (properties["MSG_REGION"], properties["TRACE_ON"]) == ("DefaultRegion", "true")
     assert pushed.ext["bornHost"] and int(pushed.ext["storeTimestamp"])
     stored = decode_records((await rig.pull(REPLIES)).body)
     assert [record.body for record in stored] == [b"answer"]
