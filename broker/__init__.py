@@ -21,15 +21,16 @@ server finds it by them. A new code goes into the processor of its kind:
 | `admin_processor` | topics 17, 18, 215, 305, 316, 351; groups 200, 207, 225, 352, 353 |
 | `settings_processor` | settings 25, 26; who is connected without TLS 60010 |
 | `user_processor` | users and policies 3001 to 3010; 60006, 60008, 60009 |
-| `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001; 354, 355, 2003 |
+| `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001; read mode 2004 |
+| `admin_processor` | what is not here 354, 355, 2001 to 2003, 200056 |
 | `consume.group_admin` | positions 202, 208, 300, 303, 317, 343; offsets 222, 223, 314 |
 | `consume.group_admin` | members 307, 309 |
 | `consume.connection_processor` | connected clients 203, 204, 328, 345 |
 | `transaction.transaction_service` | ends of transactions 37; checks restarted 323 |
 | `schedule` | recalls of timer messages 370; their metrics 61 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
-| `replication.classic` | outside controller mode 905, 906, 908, 60004 |
-| `replication.replication` | a hint that the role changed 1008 |
+| `replication.classic` | outside controller mode 905, 906, 60004 |
+| `replication.replication` | a hint that the role changed 1008; 908 |
 | `name_server_registrar` | a master asks to be registered 60011 |
 | `relay` | a stopping master says how many requests it took 60005 |
 

@@ -7,6 +7,7 @@ Origin: AdminBrokerProcessor in Java.
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -48,6 +49,14 @@ from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
 
 PERM_MAX: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
+WITHOUT_EFFECT: Final = (
+    RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS,
+    RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON,
+    RequestCode.POP_ROLLBACK,
+    RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
+    RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
+    RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
+)
 AT_ONCE: Final = 100
 CONFIG_SIZE_MAX: Final = 16 << 10
 """Bytes of JSON of one group (R58): its policy of retries and its subscriptions are free text."""
@@ -96,9 +105,9 @@ class AdminProcessor:
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
-        processors.register(RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, _no_such_feature)
-        processors.register(RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON, _no_such_feature)
-        processors.register(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, _no_such_feature)
+        processors.register(RequestCode.SET_COMMITLOG_READ_MODE, self.read_mode)
+        for code in WITHOUT_EFFECT:
+            processors.register(code, _no_such_feature)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates a topic, or changes the given fields of an existing one (UPDATE_AND_CREATE_TOPIC,
@@ -302,6 +311,17 @@ class AdminProcessor:
         self._path.store.expirer.clean_expired(manual=True)
         return RemotingCommand.response_to(request)
 
+    def read_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """Whether the kernel reads ahead in the segments that there are
+        (SET_COMMITLOG_READ_MODE, 2004); as in Java, not in those to come."""
+        mode = number(request, "READ_AHEAD_MODE")
+        if mode not in (mmap.MADV_NORMAL, mmap.MADV_RANDOM):
+            raise invalid(f"READ_AHEAD_MODE is {mode}, allowed are 0 (read ahead) and 1 (do not)")
+        for segment in self._path.store.log.segments:
+            segment.read_ahead(enabled=mode == mmap.MADV_NORMAL)
+        remark = f"set commitlog readahead mode success, mode: {mode}"
+        return RemotingCommand.response_to(request, remark=remark)
+
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """HA status (GET_BROKER_HA_STATUS, 907). A slave in classic mode also names itself in this
         request."""
@@ -333,8 +353,9 @@ class AdminProcessor:
 
 
 def _no_such_feature(request: RemotingCommand, _: Connection) -> RemotingCommand:
-    """Answers what `mqadmin` asks about RocksDB (354, 355) and limits of cold reads (2003): this
-    broker has neither."""
+    """Answers what `mqadmin` asks about RocksDB (354, 355, 200056) and about limits of cold reads
+    (2001 to 2003): this broker has neither. Limits are taken without effect, as by a Java broker
+    with its default settings."""
     is_check = request.code == RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS
     body = b'{"checkResult":"there is no RocksDB here","checkStatus":3}' if is_check else b""
     return RemotingCommand.response_to(request, body=body)

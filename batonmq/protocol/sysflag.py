@@ -1,5 +1,5 @@
-"""Bits of `sysFlag` in messages and in pull requests. Origin: Java `MessageSysFlag`, `PullSysFlag`,
-`CompressionType`."""
+"""Bits of `sysFlag` in messages, in pull requests and of topics. Origin: Java `MessageSysFlag`,
+`PullSysFlag`, `TopicSysFlag`, `CompressionType`."""
 
 from typing import Final
 
@@ -23,6 +23,10 @@ PULL_COMMIT_OFFSET: Final = 0x1
 PULL_SUSPEND: Final = 0x2
 PULL_SUBSCRIPTION: Final = 0x4
 PULL_CLASS_FILTER: Final = 0x8
+
+# Topic: used by clients in unit mode; has subscriptions of such clients.
+UNIT_TOPIC: Final = 0x1
+UNIT_SUB_TOPIC: Final = 0x2
 
 
 def has_queue_unit(sys_flag: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import threading
 import uuid
@@ -184,6 +185,9 @@ class Segment:
         for position in range(start, end, _BLOCK_SIZE):
             length = min(_BLOCK_SIZE, end - position)
             self.write(position, _ZERO_BLOCK_VIEW[:length])
+
+    def read_ahead(self, *, enabled: bool) -> None:
+        self._map.madvise(mmap.MADV_NORMAL if enabled else mmap.MADV_RANDOM)
 
     def close(self) -> None:
         """Views handed out stay valid; the map is freed with the last one."""

@@ -41,6 +41,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
+from batonmq.protocol.sysflag import UNIT_SUB_TOPIC
 from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
@@ -179,7 +180,7 @@ class ClientProcessor:
                 f"{c.group_name}{c.consume_type}{c.message_model}{c.consume_from_where}", refused
             )
             and (data.without_sub or self._has_space(c, refused))
-            and (self._gate.refusal is not None or self._exists(c.group_name, refused))
+            and (self._gate.refusal is not None or self._exists(c, refused))
         ]
         producers = [p for p in data.producer_data_set if _is_short(p.group_name, refused)]
         data = replace(data, consumer_data_set=consumers, producer_data_set=producers)
@@ -192,15 +193,16 @@ class ClientProcessor:
         self.notify(changes, sender=channel)
         return bool(changes)
 
-    def _exists(self, name: str, refused: list[str]) -> bool:
+    def _exists(self, consumer: ConsumerData, refused: list[str]) -> bool:
         """Creates a consumer's group and its retry topic if they are missing; returns whether they
         exist."""
+        name, unit = consumer.group_name, UNIT_SUB_TOPIC if consumer.unit_mode else 0
         try:
             group, retry = self._topics.group(name, writable=True), retry_topic(name)
             # A legal group name may be too long for a retry topic: such a group consumes without
             # send-back.
             if self._topics.get(retry) is None and is_file_name(retry):
-                self._topics.of_group(retry, max(1, group.retry_queue_nums))
+                self._topics.of_group(retry, max(1, group.retry_queue_nums), unit)
         except BatonError as error:
             _note_refused(name, str(error), refused)
             return False

@@ -158,7 +158,6 @@ class ClassicReplication(Replication):
         super().register(processors)
         self.group.register(processors)
         processors.register(RequestCode.EXCHANGE_BROKER_HA_INFO, self._exchange_ha_info)
-        processors.register(RequestCode.RESET_MASTER_FLUSH_OFFSET, self._reset_flush_offset)
 
     def problems(self) -> dict[str, str]:
         return super().problems() | {"its group is not well": self.group.core.problem}
@@ -252,8 +251,7 @@ class ClassicReplication(Replication):
         return RemotingCommand.response_to(request, ext=self._ha_info() if is_asked else {})
 
     def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Takes the master's flush offset, for the HA status only (RESET_MASTER_FLUSH_OFFSET,
-        908)."""
+        """Takes the master's flush offset, for the HA status only."""
         if self._config.is_classic_slave:
             self.ha.master_flush_offset = number(request, "masterFlushOffset")
         return RemotingCommand.response_to(request)

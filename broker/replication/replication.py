@@ -109,9 +109,15 @@ class Replication(ABC):
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_changed)
+        processors.register(RequestCode.RESET_MASTER_FLUSH_OFFSET, self._reset_flush_offset)
 
     def _role_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """A hint of a controller (NOTIFY_BROKER_ROLE_CHANGED, 1008)."""
+        return RemotingCommand.response_to(request)
+
+    def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """As on Java's masters there is none to set (RESET_MASTER_FLUSH_OFFSET, 908): epochs decide
+        where a log is cut."""
         return RemotingCommand.response_to(request)
 
     def tick(self, now_ms: int) -> None:  # noqa: B027  classic mode has nothing to do

@@ -14,7 +14,7 @@ from typing import Final
 
 from batonmq.auth.guard import Require
 from batonmq.auth.rights import pop_topic_needs
-from batonmq.broker.request_fields import number, system_error, text
+from batonmq.broker.request_fields import flag, number, system_error, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig
@@ -28,6 +28,7 @@ from batonmq.protocol.properties import (
     with_properties,
 )
 from batonmq.protocol.records.codec import NewMessage, message_to_store, msg_id_of
+from batonmq.protocol.sysflag import UNIT_SUB_TOPIC
 from batonmq.protocol.topic_name import dlq_topic, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -60,7 +61,8 @@ class SendBackProcessor:
         # As in Java: this group wants no retries.
         if group.retry_queue_nums <= 0:
             return RemotingCommand.response_to(request)
-        queues = self._topics.of_group(retry_topic(group.group_name), group.retry_queue_nums)
+        unit = UNIT_SUB_TOPIC if flag(request, "unitMode") else 0
+        queues = self._topics.of_group(retry_topic(group.group_name), group.retry_queue_nums, unit)
         offset = number(request, "offset")
         record = self._path.store.queries.look_message_by_offset(offset)
         if record is None:

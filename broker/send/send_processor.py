@@ -40,6 +40,7 @@ from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.protocol.message_id import RecallHandle, UniqIdGenerator, host_bytes, split_address
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.records.codec import NewMessage
+from batonmq.protocol.sysflag import UNIT_SUB_TOPIC, UNIT_TOPIC
 from batonmq.protocol.topic_name import (
     RETRY_PREFIX,
     TIMER_TOPIC,
@@ -436,7 +437,11 @@ class SendProcessor:
         check_topic(topic)
         check_send_allowed(topic)
         made = self._topics.get(topic) is None
-        config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
+        # Of clients in unit mode; tools list such topics.
+        unit = UNIT_SUB_TOPIC if topic.startswith(RETRY_PREFIX) else UNIT_TOPIC
+        config = self._topics.for_send(
+            topic, ext.default_topic, ext.default_topic_queue_nums, unit if ext.unit_mode else 0
+        )
         if made and topic[0] != "%":
             self._new_topics.add(topic)
         # As in Java, a send may name a queue that is read only.

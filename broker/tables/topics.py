@@ -144,7 +144,9 @@ class TopicService:
             )
         return config
 
-    def for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
+    def for_send(
+        self, topic: str, default_topic: str, queue_nums: int, sys_flag: int = 0
+    ) -> TopicConfig:
         """The topic of a send, created from `default_topic` if that is allowed.
 
         Queues: as many as the client wants, at most those of the template. Raises BrokerRefusal:
@@ -153,28 +155,27 @@ class TopicService:
         self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
         if config is None:
-            config = self._create_from_template(topic, default_topic, queue_nums)
+            config = self._from_template(topic, default_topic, queue_nums)
+            config = replace(config, topic_sys_flag=sys_flag)
+            self.put_topic(config)
         _require_writable(config)
         return config
 
-    def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
+    def _from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
         if self._settings.auto_create_topic_enable and derived is not None:
             # A retry topic, too: a client without a route chooses among the template's queues.
-            config = derived
-        elif is_retry_or_dlq(topic):
-            config = topic_config(topic, 1)
-        else:
-            raise BrokerRefusal(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {topic} does not exist and is not created by sending to it"
-                f" (autoCreateTopicEnable {str(self._settings.auto_create_topic_enable).lower()},"
-                f" template {default_topic or 'none'}): create it with mqctl updateTopic",
-            )
-        self.put_topic(config)
-        return config
+            return derived
+        if is_retry_or_dlq(topic):
+            return topic_config(topic, 1)
+        raise BrokerRefusal(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {topic} does not exist and is not created by sending to it"
+            f" (autoCreateTopicEnable {str(self._settings.auto_create_topic_enable).lower()},"
+            f" template {default_topic or 'none'}): create it with mqctl updateTopic",
+        )
 
-    def of_group(self, topic: str, queue_nums: int) -> int:
+    def of_group(self, topic: str, queue_nums: int, sys_flag: int = 0) -> int:
         """How many queues the retry or dead-letter topic of a group has for new messages, at most
         `queue_nums`; it is created with that many if it does not exist. Raises BrokerRefusal:
         NO_PERMISSION if it may not be written, INVALID_PARAMETER if its name would be too long."""
@@ -182,7 +183,7 @@ class TopicService:
         queue_nums = min(queue_nums, TOPIC_QUEUES_MAX)  # an earlier version took any for a group
         config = self.topics.get(topic)
         if config is None:
-            config = topic_config(topic, queue_nums)
+            config = replace(topic_config(topic, queue_nums), topic_sys_flag=sys_flag)
             self._put_all([config])  # also above topicsMax: else failed messages would be lost
         _require_writable(config)
         return max(1, min(queue_nums, config.write_queue_nums))

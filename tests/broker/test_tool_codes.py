@@ -10,6 +10,7 @@ import pytest
 from heartbeats import heartbeat
 from lone_broker import Rig, run_with_broker, until
 
+from batonmq.broker.admin_processor import WITHOUT_EFFECT
 from batonmq.broker.status import running_for
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
 from batonmq.protocol.codes import RequestCode
@@ -180,8 +181,8 @@ async def test_settings_and_system_topics(rig, tmp_path):
     assert json.loads(reply.ext["version"])["counter"] == 0
     assert settings["brokerName"] == "broker-a"
     assert settings["storePathRootDir"] == str(tmp_path)
-    for code in (354, 355, 2003):
-        reply = await rig.ask(RequestCode(code))
+    for code in (*WITHOUT_EFFECT, RequestCode.RESET_MASTER_FLUSH_OFFSET):
+        reply = await rig.ask(code)
         assert reply.code == 0 and bool(reply.body) == (code == 354)
     reply = await rig.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     topics = json.loads(reply.body)["topicList"]
@@ -363,6 +364,24 @@ async def test_several_topics_are_made_at_once_or_none(rig):
     ]
     assert made[0] is not None and made[0].attributes == {"message.type": "FIFO"}
     assert (await rig.send("A")).code == 0 and (await rig.send("B")).code == 16
+
+
+async def test_the_kernel_reads_ahead_in_the_log_or_does_not(rig, tmp_path):
+    """2004, as setCommitLogReadAheadMode of mqadmin."""
+
+    def is_random() -> bool:
+        maps = Path("/proc/self/smaps").read_text()
+        of_log = maps.partition(f"{tmp_path}/commitlog/")[2]
+        return " rr" in of_log.partition("VmFlags:")[2].partition("\n")[0]
+
+    await rig.send()
+    for mode in ("1", "0"):
+        fields = {"READ_AHEAD_MODE": mode}
+        reply = await rig.ask(RequestCode.SET_COMMITLOG_READ_MODE, fields)
+        assert reply.remark == f"set commitlog readahead mode success, mode: {mode}"
+        assert is_random() == (mode == "1")
+    for fields in ({"READ_AHEAD_MODE": "2"}, {}):
+        assert (await rig.ask(RequestCode.SET_COMMITLOG_READ_MODE, fields)).code == 29
 
 
 async def test_expired_segments_are_deleted_on_request(rig):

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from heartbeats import heartbeat
+from lone_broker import send_header
 from test_table_safety import Tables
 
 from batonmq.broker.tables.queue_locks import LockChange
@@ -44,6 +46,18 @@ async def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(r
     config = service.tables.topics.get("Made")
     assert config is not None and config.write_queue_nums == 4
     assert [dict(change.topics) for change in seen] == [{"Made": config}]
+
+
+async def test_topics_that_clients_in_unit_mode_make_are_marked(rig):
+    """As in Java: 1 is a topic of such clients, 2 a retry topic of their group."""
+    for topic, flag in (("Unit", 1), ("%RETRY%sends", 2), ("Plain", 0)):
+        header = send_header(topic, 0, {}) | {"k": str(flag > 0).lower()}
+        assert (await rig.ask(310, header, b"x")).code == 0
+        assert rig.service.topics.existing(topic).topic_sys_flag == flag
+    beat = heartbeat("c", "Unit", group="beats")
+    beat.consumer_data_set[0].unit_mode = True
+    await rig.ask(34, body=beat.encode())
+    assert rig.service.topics.existing("%RETRY%beats").topic_sys_flag == 2
 
 
 def test_r31_each_change_is_a_record_with_its_whole_content(service, tables):

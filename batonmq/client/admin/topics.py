@@ -26,11 +26,11 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.sysflag import UNIT_SUB_TOPIC, UNIT_TOPIC
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
 _NEW_QUEUES = 8  # the default of a new topic, as in mqadmin
-_UNIT, _HAS_UNIT_SUB = 1, 2  # bits of topicSysFlag
 
 
 class TopicAdmin:
@@ -227,7 +227,7 @@ def _changed(known: TopicConfig | None, topic: str, changes: TopicChanges) -> To
         if (value := getattr(changes, name)) is not None
     }
     flags = base.topic_sys_flag
-    for bit, wanted in ((_UNIT, changes.unit), (_HAS_UNIT_SUB, changes.has_unit_sub)):
+    for bit, wanted in ((UNIT_TOPIC, changes.unit), (UNIT_SUB_TOPIC, changes.has_unit_sub)):
         if wanted is not None:
             flags = flags | bit if wanted else flags & ~bit
     return msgspec.structs.replace(base, topic_sys_flag=flags, **given)
