@@ -122,8 +122,9 @@ class Paced:
     work, host)` returns the result of `work`.
 
     R58: a handler that works in slices (`asyncio.sleep(0)`) holds a copy of a table, or half an
-    answer. So it begins in one of its host's SLICED_MAX places, and keeps that to its end, unless
-    it waits for something else before its first slice."""
+    answer, so it needs one of its host's SLICED_MAX places. While it waits for something else, like
+    a slave's ack, it has none: handlers of this host that could end that wait must not queue
+    behind it."""
 
     def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any], host: str) -> None:
         self._budget = budget
@@ -137,7 +138,7 @@ class Paced:
     def __await__(self) -> Generator[Any, Any, Any]:
         budget, work, places = self._budget, self._work, self._places
         step: Callable[[], Any] = partial(work.send, None)
-        waits_for, has_place, is_sliced = None, False, False
+        waits_for, has_place = None, False
         try:
             while True:
                 try:
@@ -154,8 +155,7 @@ class Paced:
                     return end.value
                 finally:
                     budget.spend(boot_s() - begin_s)
-                is_sliced = is_sliced or waits_for is None
-                if has_place and not is_sliced:
+                if has_place and waits_for is not None:
                     places.release()
                     has_place = False
                 try:
