@@ -6,7 +6,7 @@ import pytest
 from raft_sim import Sim
 
 from batonmq.controller.raft.membership import decode_greeting
-from batonmq.controller.raft.pre_vote import Leadership, PreVote
+from batonmq.controller.raft.pre_vote import Leadership, PreVote, is_up_to_date
 
 PAIRS = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
 
@@ -81,6 +81,18 @@ def test_r51_joining_members_count_only_where_all_agree():
     asked.begin()
     asked.add("b", 1, joining=False)
     assert asked.won and not asked.unanimous
+    half = PreVote(4)
+    half.add("b", 1, joining=False)
+    assert not half.won
+
+
+@pytest.mark.parametrize(
+    ("term", "index", "is_newer"),
+    [(3, 5, True), (2, 9, True), (2, 10, True), (2, 8, False), (1, 20, False)],
+)
+def test_a_log_that_ends_in_a_later_term_is_newer_whatever_its_length(term, index, is_newer):
+    candidate = {"last_log_term": term, "last_log_index": index}
+    assert is_up_to_date(candidate, last_index=9, last_term=2) is is_newer
 
 
 def test_r51_an_earlier_version_greets_without_pre_vote():

@@ -31,7 +31,7 @@ from batonmq.controller.raft.transport import (
 from batonmq.runtime.clock import boot_s
 from tests.shared.ports import free_ports
 
-PEER = TCPNode("127.0.0.1:2")
+PEER, OTHER = TCPNode("127.0.0.1:2"), TCPNode("127.0.0.1:3")
 
 
 class FakeJournal(list[tuple[bytes, int, int]]):
@@ -66,13 +66,14 @@ class Harness:
             _isLeader=lambda: False,
             _SyncObj__raftLog=self.journal,
             _SyncObj__lastResponseTime={},
+            _SyncObj__conf=SimpleNamespace(leaderFallbackTimeout=0.3),
         )
         self.transport._connections = {}
         self.transport._onMessageReceivedCallback = lambda _, message: self.received.append(message)
 
-    def receive(self, message: Any) -> list[dict[str, Any]]:
+    def receive(self, message: Any, node: TCPNode = PEER) -> list[dict[str, Any]]:
         self.received.clear()
-        self.transport._onMessageReceived(PEER, message)
+        self.transport._onMessageReceived(node, message)
         return self.received
 
 
@@ -146,7 +147,7 @@ def test_r8_an_old_answer_never_counts_as_new_to_another_thread():
     heard = leader.transport._syncObj._SyncObj__lastResponseTime
     heard[PEER] = 90.0
     node: Any = object.__new__(_Node)
-    node._SyncObj__otherNodes = {PEER, TCPNode("127.0.0.1:3")}
+    node._SyncObj__otherNodes = {PEER, OTHER}
     node._SyncObj__transport = leader.transport
     node._SyncObj__lastResponseTime = heard
     seen: list[bool] = []
@@ -214,7 +215,7 @@ def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now, harness)
         ({}, True),
         ({"joining": True}, False),
         ({"_SyncObj__raftState": 2}, False),
-        ({"_getLeader": lambda: TCPNode("127.0.0.1:3")}, False),
+        ({"_getLeader": lambda: OTHER}, False),
     ],
     ids=["a follower", "joining", "a leader", "of another leader"],
 )
@@ -227,7 +228,7 @@ def test_only_a_follower_with_its_whole_log_stands_when_its_leaders_link_breaks(
         "_SyncObj__raftState": 0,
         "_getLeader": lambda: PEER,
         "selfNode": TCPNode("127.0.0.1:1"),
-        "otherNodes": {PEER, TCPNode("127.0.0.1:3")},
+        "otherNodes": {PEER, OTHER},
     }
     counting(harness, **(core | change))
     harness.transport.connection_broke(PEER)
@@ -253,6 +254,48 @@ def test_a_joining_node_votes_only_where_nobody_has_a_log(harness):
     assert harness.receive(vote_question(1, 0)) == []
     harness.journal.joining = False
     assert harness.receive(vote_question(9, 1)) != []
+
+
+def test_r51_who_hears_its_leader_votes_for_its_heir_only(now, harness):
+    harness.receive(append((1, 0)))
+    question = {**vote_question(9, 2), "term": 3}
+    assert harness.receive(question, OTHER) == []
+    assert harness.receive({**question, "hand_over": True}, OTHER) != []
+    now.s += 0.4
+    assert harness.receive(question, OTHER) != []
+
+
+def test_r51_a_leader_votes_once_no_majority_answers_it_or_it_offers_the_lead(now, harness):
+    counting(harness)
+    core, harness.transport._nodes = harness.transport._syncObj, {PEER, OTHER}
+    core._SyncObj__lastResponseTime = {PEER: 99.8, OTHER: 90.0}
+    question = {**vote_question(9, 2), "term": 3}
+    assert harness.receive(question) == []
+    now.s += 0.2
+    assert harness.receive(question) != []
+    now.s = 100.0
+    harness.transport.hand_over(1.0)
+    assert harness.receive(question) != []
+
+
+def test_r51_answers_to_the_newest_question_begin_a_term_above_theirs(now, harness):
+    terms: list[int] = []
+    counting(
+        harness,
+        _SyncObj__connectedNodes={PEER},
+        _SyncObj__transferInProgress=False,
+        _SyncObj__generateRaftTimeout=lambda: 1.0,
+        _SyncObj__setCurrentTerm=lambda term, _: terms.append(term),
+    )
+    transport, core = harness.transport, harness.transport._syncObj
+    core._isLeader, transport._nodes = lambda: False, {PEER, OTHER}
+    assert not transport.may_stand() and not transport.may_stand()
+    answer = {"type": "pre_vote_answer", "round": 1, "term": 7, "joining": False}
+    harness.receive(answer)
+    assert not transport.may_stand() and core._SyncObj__raftElectionDeadline == 101.0
+    harness.receive({**answer, "round": 3})
+    assert core._SyncObj__raftElectionDeadline == 0.0 and terms == [7]
+    assert transport.may_stand() and not transport.may_stand(), "one term only"
 
 
 def test_a_joining_node_with_half_a_log_votes_for_nobody():

@@ -44,6 +44,8 @@ async def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, val
         ({"delay": "5"}, "timedelta"),
         ({"delay": True}, "timedelta"),
         ({"delay": float("inf")}, "timedelta"),
+        ({"delay": AT}, "timedelta"),
+        ({"deliver_at": timedelta(hours=1)}, "datetime"),
         ({"deliver_at": "tomorrow"}, "datetime"),
         ({"deliver_at": datetime(2027, 1, 1)}, "time zone"),
     ],
