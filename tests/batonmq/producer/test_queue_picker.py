@@ -127,6 +127,7 @@ def test_two_brokers_that_name_each_other_are_asked_without_a_pause_a_few_times_
 
 def test_a_pause_that_would_outlast_the_deadline_ends_the_send() -> None:
     sending, _ = a_send(deadline_ms=100)
+    assert "0 attempts in 100 ms" in str(sending.error(100)), "its route took all the time"
     sending.failed(QUEUES[0], "10.0.0.1:10911", ResponseCode.SYSTEM_BUSY, "busy", 99)
     assert sending.pause_ms(90) > 0
     with pytest.raises(SendFailedError, match="busy"):
