@@ -43,6 +43,7 @@ class FakeJournal(list[tuple[bytes, int, int]]):
     joins = False
     has_commands = True
     snapshot_index = 1
+    failure = ""
 
     def join(self) -> None:
         self.joining = False
@@ -67,6 +68,9 @@ class Harness:
             _SyncObj__raftLog=self.journal,
             _SyncObj__lastResponseTime={},
             _SyncObj__conf=SimpleNamespace(leaderFallbackTimeout=0.3),
+            _SyncObj__connectedNodes={PEER},
+            _SyncObj__transferInProgress=False,
+            _SyncObj__generateRaftTimeout=lambda: 1.0,
         )
         self.transport._connections = {}
         self.transport._onMessageReceivedCallback = lambda _, message: self.received.append(message)
@@ -175,6 +179,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TCPNode, Any]]:
+    """What the transport sends, in turn."""
+    found: list[tuple[TCPNode, Any]] = []
+
+    def send(_: object, node: TCPNode, message: Any) -> bool:
+        found.append((node, message))
+        return True
+
+    monkeypatch.setattr(pysyncobj.transport.TCPTransport, "send", send)
+    return found
+
+
 def counting(harness: Harness, **core: Any) -> list[str]:
     """What the transport makes its core do."""
     done: list[str] = []
@@ -245,6 +262,50 @@ def vote_question(last_index: int, last_term: int) -> dict[str, Any]:
     }
 
 
+def pre_vote_question(last_index: int, last_term: int, *, blank: bool = False) -> dict[str, Any]:
+    question = {**vote_question(last_index, last_term), "type": "pre_vote", "round": 4}
+    return question | {"blank": blank}
+
+
+def test_r51_a_node_agrees_if_it_would_vote_at_the_latest_when_its_leader_is_lost(now, sent):
+    harness = Harness(LOG)
+    answer = {"type": "pre_vote_answer", "round": 4, "term": 2, "joining": False}
+    harness.receive(pre_vote_question(4, 2))
+    assert sent == [(PEER, answer)]
+    sent.clear()
+    harness.receive(pre_vote_question(3, 2))
+    harness.receive(append((4, 2)), OTHER)
+    harness.receive(pre_vote_question(4, 2))
+    assert sent == []
+    harness.transport._syncObj._SyncObj__raftState = 2
+    harness.transport.connection_broke(OTHER)
+    assert sent == [(PEER, answer)]
+
+
+def test_r53_a_joining_node_says_so_to_a_candidate_with_a_log(now, sent):
+    harness = Harness([(b"\x01", 1, 0)])
+    harness.journal.joining = True
+    harness.receive(pre_vote_question(1, 0))
+    harness.receive(pre_vote_question(2, 1, blank=True))
+    assert [answer["joining"] for _, answer in sent] == [False, True]
+    harness.receive(pre_vote_question(2, 1))
+    assert len(sent) == 2
+
+
+def test_r53_a_full_disk_takes_part_in_no_election(now, sent, harness, monkeypatch):
+    harness.transport._nodes = set()
+    monkeypatch.setattr(harness.journal, "sync", lambda: False)
+    harness.transport._onTick()
+    requests = vote_question(1, 0), {"type": "timeout_now", "term": 2}
+    assert not any(harness.receive(each) for each in requests)
+    harness.receive(pre_vote_question(1, 0))
+    assert sent == [] and not harness.transport.may_stand()
+    monkeypatch.setattr(harness.journal, "sync", lambda: True)
+    now.s += 1
+    harness.transport._onTick()
+    assert all(harness.receive(each) for each in requests)
+
+
 def test_a_joining_node_votes_only_where_nobody_has_a_log(harness):
     """Its folder was lost; beside a candidate with a log it may be the voter that makes forgotten
     what it acknowledged before. Once it heard of such a log, it elects no empty node either."""
@@ -280,15 +341,9 @@ def test_r51_a_leader_votes_once_no_majority_answers_it_or_it_offers_the_lead(no
 
 def test_r51_answers_to_the_newest_question_begin_a_term_above_theirs(now, harness):
     terms: list[int] = []
-    counting(
-        harness,
-        _SyncObj__connectedNodes={PEER},
-        _SyncObj__transferInProgress=False,
-        _SyncObj__generateRaftTimeout=lambda: 1.0,
-        _SyncObj__setCurrentTerm=lambda term, _: terms.append(term),
-    )
     transport, core = harness.transport, harness.transport._syncObj
-    core._isLeader, transport._nodes = lambda: False, {PEER, OTHER}
+    core._SyncObj__setCurrentTerm = lambda term, _: terms.append(term)
+    transport._nodes = {PEER, OTHER}
     assert not transport.may_stand() and not transport.may_stand()
     answer = {"type": "pre_vote_answer", "round": 1, "term": 7, "joining": False}
     harness.receive(answer)
