@@ -195,9 +195,11 @@ async def test_clients_do_not_write_what_the_broker_writes(rig):
         assert (await rig.send(topic)).code == 16
 
 
-async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(rig, clock):
+@pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
+async def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(rig, clock, monkeypatch, wait):
     """The deletion may never be confirmed: then the message comes, and it comes once."""
-    await rig.send("T", b"later", DELAY="1")
+    monkeypatch.setattr(delivery, "REFUSED_MS", 1)
+    await rig.send("T", b"later", **wait)
     deliverer = rig.service.features.schedule._deliverer
     answers: list[bool] = []
 

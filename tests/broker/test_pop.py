@@ -407,6 +407,20 @@ async def test_r39_messages_of_a_deleted_topic_do_not_come_back(rig, clock):
     assert bodies(await pop(rig)) == [b"new"]
 
 
+async def test_r39_a_message_waits_while_its_topic_may_be_deleted(rig, clock):
+    """The deletion may never be confirmed: then the message comes again."""
+    await rig.send("T")
+    await pop(rig)
+    deleting, table = rig.service.store.deleting_topics, rig.service.features.pop.table
+    deleting["T"] = 1
+    clock.now_ms += 61_000
+    await until(lambda: table.wake_ms > clock.now_ms)
+    assert len(table) == 1
+    del deleting["T"]
+    clock.now_ms += 2 * pop_service.WAITS_MS
+    await until(lambda: end_of(rig, RETRY) == 1)
+
+
 async def test_a_reset_is_followed_also_by_the_next_master(rig, clock):
     for number in range(3):
         await rig.send("T", b"%d" % number, queue=0)
