@@ -480,6 +480,18 @@ def has_commands(journal: DurableJournal) -> bool:
     return journal[0][1] > 1 or any(entry[0] != _NO_OP for entry in journal[:])
 
 
+def check_log(journal: DurableJournal, name: str) -> None:
+    """Raises JournalDamage for a journal of another log; `name` "": not known. One with a snapshot
+    begins with its entries."""
+    entries = journal[:]
+    commands = [command for command, _, _ in entries if command != _NO_OP]
+    if not name or not commands or entries[0][1] > 1:
+        return
+    # The command that named the log was applied before the name was kept, and is never cut.
+    if not any(name.encode() in command for command in commands):
+        raise JournalDamage(journal.folder / "journal", f"it is not of this folder's log {name}")
+
+
 def end_aside(journal: DurableJournal, what: str) -> NoReturn:
     """Ends a node whose files cannot be used any more: the folder gets another name, and the next
     start joins with an empty one."""

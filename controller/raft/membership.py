@@ -8,8 +8,13 @@ different majorities and could elect two leaders. Two checks prevent that:
 - A node's folder keeps the ids of the members for whom its log was written (`check_members`).
   Without that, a node that starts on its old folder with a shorter list (a template, a default, a
   typo) could be a majority by itself. Addresses may change: the greeting checks who answers there.
+
+The folder also keeps the random name of its log (`keep_log`), and greetings have it: clusters often
+have the same name and member ids, and a folder of another one could have the newest term, lead, and
+replace the log of all.
 """
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +26,8 @@ from batonmq.controller.config import Peer
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import remove_file, replace_file
+
+log = logging.getLogger(__name__)
 
 _VERSION: Final = 1
 _FILE_NAME: Final = "members"
@@ -45,6 +52,8 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether the sender answers pre-votes; earlier versions neither do nor send this."""
     rules: int = 0
     """The newest version of the rules that the sender knows; earlier versions do not send this."""
+    log: str = ""
+    """The name of the sender's log; "" if it has none yet, and from earlier versions."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -60,14 +69,16 @@ def decode_greeting(data: bytes) -> Greeting:
     return greeting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Membership:
     """What a node puts into its greetings: the cluster's name, the members as `id@host:raftPort`,
-    sorted, and the newest version of the rules that it knows."""
+    sorted, the newest version of the rules that it knows, and the name of its log, once it has one
+    (`keep_log`)."""
 
     cluster: str
     members: tuple[str, ...]
     rules: int = 0
+    log: str = ""
 
     @classmethod
     def of(cls, cluster: str, peers: tuple[Peer, ...], rules: int = 0) -> "Membership":
@@ -84,7 +95,16 @@ class Membership:
                 f"its members are {', '.join(theirs)}, those of this node"
                 f" {', '.join(self.members)}: controllerDLegerPeers must be the same everywhere"
             )
+        if greeting.log and self.log and greeting.log != self.log:
+            return (
+                f"its log is {greeting.log}, that of this node {self.log}: one of the folders is"
+                " of another group of controllers. Move that one aside, and start its node again"
+            )
         return ""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.partition("@")[0] for member in self.members)
 
 
 def common_rules(own: int, others: Collection[int], members: int, in_force: int) -> int:
@@ -101,6 +121,7 @@ def common_rules(own: int, others: Collection[int], members: int, in_force: int)
 class _KeptMembers(msgspec.Struct, frozen=True):
     cluster: str
     ids: tuple[str, ...]
+    log: str = ""
 
     def __str__(self) -> str:
         return f"{', '.join(self.ids)} (cluster {self.cluster!r})"
@@ -121,28 +142,44 @@ class MembersChangedError(BatonError):
 
 
 def check_members(folder: Path, membership: Membership) -> None:
-    """Compares the kept ids with the configured ones; stores them in a folder that has none.
+    """Compares the kept ids with the configured ones; stores them in a folder that has none. Sets
+    the name of the log, if the folder knows it.
 
     Raises MembersChangedError; BatonError for a file that cannot be read; OSError.
     """
     path = folder / _FILE_NAME
-    ids = tuple(member.partition("@")[0] for member in membership.members)
-    configured = _KeptMembers(membership.cluster, ids)
+    configured = _KeptMembers(membership.cluster, membership.ids)
     change = folder / _CHANGE_NAME
     if not path.exists():
         if change.exists():
             kept = _read(change)
             # By one id only: then each majority of the new list has a member of each majority of
             # the old one, which knows what was committed.
-            if kept.cluster != configured.cluster or len({*kept.ids} ^ {*ids}) > 1:
+            if kept.cluster != configured.cluster or len({*kept.ids} ^ {*configured.ids}) > 1:
                 raise MembersChangedError(change, kept, configured)
+            configured = msgspec.structs.replace(configured, log=kept.log)
+            membership.log = kept.log
         # In this order: a crash in between leaves both, and then the new list counts.
         replace_file(path, msgspec.json.encode(configured))
         remove_file(change)
         return
     kept = _read(path)
-    if kept != configured:
+    if (kept.cluster, kept.ids) != (configured.cluster, configured.ids):
         raise MembersChangedError(path, kept, configured)
+    membership.log = kept.log
+
+
+def keep_log(folder: Path, membership: Membership, name: str) -> None:
+    """Stores the log's name, once. If the disk refuses that, the next call tries again."""
+    if membership.log or not name:
+        return
+    kept = _KeptMembers(membership.cluster, membership.ids, name)
+    try:
+        replace_file(folder / _FILE_NAME, msgspec.json.encode(kept))
+    except OSError as error:
+        log.warning("raft_log_name_not_kept reason=%r", disk.described(error))
+    else:
+        membership.log = name
 
 
 def _read(path: Path) -> _KeptMembers:

@@ -32,7 +32,7 @@ from batonmq.controller.raft.election_messages import (
     election_window_ms,
     majority_since,
 )
-from batonmq.controller.raft.journal import DurableJournal, JournalDamage, has_commands
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage, check_log, has_commands
 from batonmq.controller.raft.log import (
     Applied,
     Commit,
@@ -47,7 +47,7 @@ from batonmq.controller.raft.log import (
     Unknown,
     UnknownRulesError,
 )
-from batonmq.controller.raft.membership import Membership, check_members, common_rules
+from batonmq.controller.raft.membership import Membership, check_members, common_rules, keep_log
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
 from batonmq.controller.rules.commands import AnyCommand, BecomeController, encode
 from batonmq.controller.rules.state import ControllerState
@@ -285,9 +285,10 @@ class RaftLog:
         # Fails here if the port is taken: pysyncobj would retry the bind in its thread.
         with listening_as("Raft", port):
             check_port_free(host, port)
+        check_members(settings.folder, self._membership)
         journal, snapshots = self._open_folder()
         try:
-            check_members(settings.folder, self._membership)
+            check_log(journal, self._membership.log)
             conf = self._conf(
                 f"{host}:{port}",
                 password=self._password,
@@ -357,6 +358,9 @@ class RaftLog:
             )
         except BadSnapshot as error:
             raise JournalDamage(path, f"no whole snapshot: {error}") from error
+        # Before the journal is opened, which then begins with the snapshot.
+        if not snapshots.has_name(self._membership.log):
+            raise JournalDamage(path, f"it is not of this folder's log {self._membership.log}")
         journal = DurableJournal(self._settings.folder, snapshots.head, self._die)
         self._journal, self._snapshots = journal, snapshots
         return journal, snapshots
@@ -553,6 +557,7 @@ class RaftLog:
             self._node.transport.snapshot_due = True
         self._digests.applied(raft_index, commit.state)
         self._post(self._committed, commit)
+        keep_log(self._settings.folder, self._membership, commit.state.log_name)
         return commit.result
 
     def _die(self, what: str) -> NoReturn:
@@ -567,6 +572,7 @@ class RaftLog:
             return
         self._digests.restored(raft_index, commit.state)
         self._post(self._committed, commit)
+        keep_log(self._settings.folder, self._membership, commit.state.log_name)
 
     def _on_state_changed(self, old: int, new: int) -> None:
         if new == _LEADER and self._journal is not None:

@@ -132,6 +132,10 @@ class FileSnapshots:
         """Length of the newest snapshot, 0 if there is none."""
         return len(self._data) if self._data is not None else 0
 
+    def has_name(self, name: str) -> bool:
+        """Whether the snapshot found here, if any, is of the log with that random name."""
+        return self._data is None or name.encode() in self._data
+
     def _store(self, data: bytes) -> bool:
         """False if the disk is full; then the older snapshot stays in use."""
         try:

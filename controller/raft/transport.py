@@ -473,6 +473,7 @@ class GuardedTransport(MendedTransport):
                 echo=echo,
                 pre_vote=True,
                 rules=self._membership.rules,
+                log=self._membership.log,
             )
         )
 

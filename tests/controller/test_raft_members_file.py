@@ -5,8 +5,14 @@ import asyncio
 import pytest
 
 from batonmq.controller.config import Peer
-from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
+from batonmq.controller.raft.membership import (
+    MembersChangedError,
+    Membership,
+    check_members,
+    keep_log,
+)
 from batonmq.protocol.errors import BatonError
+from tests.shared.failing_disk import failing
 
 
 def membership(*ids: str, cluster: str = "c") -> Membership:
@@ -46,6 +52,20 @@ def test_r53_an_operator_changes_one_member_at_a_time(tmp_path):
     check_members(tmp_path, four)
     with pytest.raises(MembersChangedError):
         check_members(tmp_path, three)
+
+
+def test_the_name_of_the_log_outlives_restarts_and_a_change_of_members(tmp_path):
+    two, three = membership("n0", "n1"), membership("n0", "n1", "n2")
+    check_members(tmp_path, two)
+    with failing("replace members ENOSPC once"):
+        for name in ("log-1", "log-1", "another"):
+            keep_log(tmp_path, two, name)
+    assert two.log == "log-1"
+    (tmp_path / "members").rename(tmp_path / "members.change")
+    for _ in range(2):
+        three.log = ""
+        check_members(tmp_path, three)
+        assert three.log == "log-1"
 
 
 def test_a_member_may_move_to_another_address(tmp_path):

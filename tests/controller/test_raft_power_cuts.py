@@ -330,3 +330,5 @@ def test_members_that_differ_in_one_address_may_form_no_quorum():
     for other in (("n0@h:1", "n1@h:2", "n2@h:4"), ("n0@h:1", "n1@h:2"), (*three.members, "n3@h:4")):
         assert "its members are" in three.difference(greeting(*other))
     assert "cluster 'd'" in three.difference(greeting(*three.members, cluster="d"))
+    three.log = "log-1"
+    assert three.difference(greeting(*three.members)) == "", "a new node, or an earlier version"

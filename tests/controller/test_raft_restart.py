@@ -160,6 +160,51 @@ async def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path):
     await node.close()
 
 
+async def test_g7_a_folder_of_another_group_of_controllers_replaces_no_log(tmp_path):
+    """Clusters of `batonmq up` have the same name and the same member ids. One controller gets the
+    folder of another cluster, by a backup say; its term is newer, and its log longer."""
+    peers = free_peers(3)
+    for _ in range(3):
+        async with started(tmp_path / "foreign", peers=peers) as cluster:
+            await lead_anew(cluster, "of-the-others")
+            await propose_ids(cluster, 1, 9)
+            await cluster.agree()
+    async with started(tmp_path / "own", peers=peers) as cluster:
+        await lead_anew(cluster, "of-this-one")
+        await cluster.agree()
+    shutil.rmtree(tmp_path / "own" / "n1")
+    shutil.copytree(tmp_path / "foreign" / "n1", tmp_path / "own" / "n1")
+    async with started(tmp_path / "own", peers=peers) as cluster:
+        names, number = ("of-this-one", "of-the-others"), 0
+        while any("its log is" not in "".join(n.status().problems) for n in cluster.nodes.values()):
+            number += 1
+            await propose_ids(cluster, number, number)
+        assert cluster.machines["n0"].state.log_name == names[0]
+        (problem,) = [each for each in cluster.nodes["n0"].status().problems if "its log" in each]
+        assert problem.startswith("controller n1 (") and all(name in problem for name in names)
+        assert "Move that one aside" in problem
+
+
+@pytest.mark.parametrize(("name", "compact_after"), [("journal", 1_000), ("snapshot", 5)])
+async def test_g7_a_file_of_another_log_is_refused_and_the_rest_of_the_folder_stays(
+    name, compact_after, tmp_path
+):
+    (peer,) = free_peers(1)
+    for log in ("foreign", "own"):
+        cluster = Cluster(tmp_path / log, 1, peers=(peer,), compact_after_entries=compact_after)
+        await cluster.start_all()
+        await lead_anew(cluster, f"{log}-log")
+        await propose_ids(cluster, 1, 20 if log == "foreign" else 12)
+        await cluster.close()
+    own = tmp_path / "own" / "n0"
+    shutil.copyfile(tmp_path / "foreign" / "n0" / name, own / name)
+    before = {path.name: path.read_bytes() for path in own.iterdir()}
+    with pytest.raises(JournalDamage, match=f"{name}: it is not of this folder's log own-log"):
+        await cluster.start("n0")
+    await cluster.close()
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
+
+
 class KilledNodes:
     """Three forked nodes under load. `acked` are the names of the groups that they acknowledged."""
 
