@@ -7,6 +7,7 @@ off before the next. Nothing is fsynced: the history explains and decides nothin
 over what the disk cannot read: the other controllers have it, too.
 """
 
+import errno
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 FILE_SIZE_DEFAULT: Final = 64 << 20
 FILES_DEFAULT: Final = 4
+LINE_BYTES_MAX: Final = 16 << 20
 _BLOCK_SIZE: Final = 128 << 10
 _SUFFIX: Final = ".jsonl"
 _NAME: Final = re.compile(r"history-(.+?)(?:\.(\d{6,}))?\.jsonl")
@@ -55,7 +57,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def lines_newest_first(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """(offset behind its line end, line without it) of the whole lines, newest first."""
+    """(offset behind its line end, line without it) of the whole lines, newest first. Raises
+    OSError."""
     begin = os.fstat(descriptor).st_size
     rest = b""
     while begin > 0:
@@ -72,6 +75,13 @@ def lines_newest_first(descriptor: int) -> Iterator[tuple[int, bytes]]:
             yield at, line
             at -= len(line) + 1
         rest = head + newline if begin else b""
+        check_line(len(rest), descriptor)
+
+
+def check_line(size: int, descriptor: int) -> None:
+    """Raises OSError for what is no line of a history: zeros that a power loss left, say."""
+    if size > LINE_BYTES_MAX:
+        raise disk.named(OSError(errno.EILSEQ, f"{size} bytes without a line end"), descriptor)
 
 
 class HistoryFile:
@@ -241,13 +251,15 @@ class HistoryFile:
 
 
 def _open(path: Path) -> int:
-    return disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    # O_NONBLOCK: a named pipe in this place must not make the controller wait.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    return disk.open(path, flags, 0o644)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, newest first; none if the file is gone."""
     try:
-        descriptor = disk.open(path, os.O_RDONLY)
+        descriptor = disk.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     try:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from batonmq.history.event import EventKey, HistoryEvent, lenient_event
-from batonmq.history.file import controller_of, files_of, lines_newest_first
+from batonmq.history.file import check_line, controller_of, files_of, lines_newest_first
 from batonmq.runtime.words import counted
 
 log = logging.getLogger(__name__)
@@ -168,6 +168,7 @@ class HistoryReader:
             if len(block) < size:
                 return []
             size *= 2
+            check_line(size, self._file.fileno())
 
     def _next_file(self) -> bool:
         """Continues with the file that followed this one, if it was numbered since."""

@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from batonmq.protocol.errors import BatonError
 
+#: Of a file that is read as a whole. None of ours comes near; a foreign one may fill the memory.
+FILE_BYTES_MAX = 1 << 30
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -89,8 +91,20 @@ def syncfs(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def check_readable(path: str | Path) -> None:
+    """Raises OSError for a file that must not be read as a whole."""
+    status = os.stat(path)
+    # To open a named pipe would wait for a writer. A folder is refused by the call that reads.
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    if status.st_size > FILE_BYTES_MAX:
+        what = f"it has {status.st_size} bytes, allowed are {FILE_BYTES_MAX}"
+        raise OSError(errno.EFBIG, what, str(path))
+
+
 @_naming
 def read_bytes(path: Path) -> bytes:
+    check_readable(path)
     return path.read_bytes()
 
 
@@ -155,11 +169,13 @@ class FileError(BatonError):
 
 
 #: What a disk or a file system says of a place that it cannot read; XFS and Btrfs say the last two
-#: if a checksum of their own is wrong.
-_UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+#: if a checksum of their own is wrong. EILSEQ is ours: what a file should not have.
+_UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ)
 _BAD_DISK = "the disk fails: look into the kernel's log, and replace it"
 _ADVICE = {
     **dict.fromkeys(_UNREADABLE, _BAD_DISK),
+    errno.EILSEQ: "move this file aside",
+    errno.EISDIR: "a file belongs there: move the folder aside",
     errno.ESTALE: "the network file system has lost this file: mount it again",
     errno.EROFS: "the file system is read-only, often since its disk failed: check and remount it",
     errno.ENOSPC: "make space on that disk",

@@ -21,6 +21,8 @@ BACKUP_SUFFIX = ".bak"
 #: The block size of file systems: holes begin and end at multiples of it.
 BLOCK_SIZE = 4096
 _TEMP_SUFFIX = ".tmp"
+#: O_NONBLOCK: in the place of a named pipe the open would wait for a reader.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
 _ZERO_BYTES = 1 << 16
 _ZEROS = bytes(1 << 20)
 _SYNCED_ONE_BY_ONE = 32
@@ -189,7 +191,7 @@ def replace_with_twin(path: Path, data: bytes) -> None:
     with contextlib.ExitStack() as opened:  # closes each, whatever another's close raises
         fds: list[int] = []
         for temp in temps:
-            fds.append(disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            fds.append(disk.open(temp, _NEW, 0o644))
             opened.callback(disk.close, fds[-1])
             write_all(fds[-1], data, 0)
         for fd in fds:
@@ -282,7 +284,7 @@ def load_with_backup(
 
 
 def _write_new(path: Path, data: bytes | memoryview, mode: int, *, durable: bool = True) -> None:
-    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    fd = disk.open(path, _NEW, mode)
     try:
         write_all(fd, data, 0)
         if durable:

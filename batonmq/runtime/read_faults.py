@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.runtime import disk
+from batonmq.runtime.durable_file import write_all
 
 _MAPS: Final = Path("/proc/self/maps")
 _SA_SIGINFO: Final = 4
@@ -56,7 +57,7 @@ class ReadFault:
         """Durable on return. Raises OSError."""
         fd = disk.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            disk.write(fd, json.dumps(asdict(self)).encode())
+            write_all(fd, json.dumps(asdict(self)).encode(), 0)
             disk.fsync(fd)
         finally:
             disk.close(fd)

@@ -200,7 +200,8 @@ def _trust(context: ssl.SSLContext, path: str) -> None:
         context.load_default_certs()
         return
     try:
-        context.load_verify_locations(os.path.expanduser(path))
+        disk.check_readable(path := os.path.expanduser(path))
+        context.load_verify_locations(path)
     except (OSError, ValueError) as error:
         raise TlsError(path, f"no certificates of an authority: {tls_reason(error)}") from error
 
@@ -208,6 +209,8 @@ def _trust(context: ssl.SSLContext, path: str) -> None:
 def _show(context: ssl.SSLContext, cert: str, key: str, password: str) -> None:
     paths = os.path.expanduser(cert), os.path.expanduser(key or cert)
     try:
+        for path in paths:
+            disk.check_readable(path)
         # Without a callback OpenSSL would ask for the password on the terminal.
         context.load_cert_chain(*paths, lambda: password)
     except (OSError, ValueError) as error:
@@ -469,6 +472,6 @@ def read_pem(path: str) -> bytes:
     if not path:
         return b""
     try:
-        return Path(os.path.expanduser(path)).read_bytes()
+        return disk.read_bytes(Path(os.path.expanduser(path)))
     except OSError as error:
         raise TlsError(path, disk.reason(error)) from error

@@ -27,6 +27,7 @@ from batonmq.protocol import layout
 from batonmq.protocol.numbers import INT_MAX, natural_number
 from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.runtime import disk
 
 LOG_TAIL_BYTES: Final = 128 << 10
 """About a thousand lines: the last minutes, in which the cause stands."""
@@ -91,7 +92,7 @@ def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) ->
     ):
         path = raft / name
         try:
-            what = check(path.read_bytes())
+            what = check(disk.read_bytes(path))
         except FileNotFoundError:
             what = "" if name == "snapshot" else "it is missing"
         except OSError as error:
@@ -191,7 +192,7 @@ class _StoreReader:
         """None if it is missing or cannot be read. The latter is a fault of `kind`; without one,
         what the file says could speak against the log."""
         try:
-            return path.read_bytes()
+            return disk.read_bytes(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -232,8 +233,8 @@ class _StoreReader:
         # As a start reads them: the first copy that is whole counts.
         for candidate in (path, path.with_name(path.name + ".bak")):
             try:
-                content = candidate.read_bytes()
-                listed = every_entry(content, redo.read_bytes() if redo.exists() else b"")
+                content = disk.read_bytes(candidate)
+                listed = every_entry(content, disk.read_bytes(redo) if redo.exists() else b"")
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
@@ -425,7 +426,7 @@ def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
         base = int(path.name)
         if base % layout.UNIT_SIZE:
             return count, ahead, f"{path.name} begins within a unit"
-        data = path.read_bytes().rstrip(b"\0")
+        data = disk.read_bytes(path).rstrip(b"\0")
         data += bytes(-len(data) % layout.UNIT_SIZE)
         for at, (offset, size, _) in enumerate(layout.UNIT.struct.iter_unpack(data)):
             if size == layout.FILLER_SIZE:
@@ -498,7 +499,7 @@ def _lags(folder: Path, counts: dict[str, dict[int, int | None]]) -> dict[tuple[
 def json_of(path: Path) -> Any:
     """None if it is missing, cannot be read, or is no JSON."""
     try:
-        return _json(path.read_bytes())
+        return _json(disk.read_bytes(path))
     except OSError:
         return None
 
