@@ -112,7 +112,7 @@ class ControllerService:
             self.requests, self._runtime, self._switches, self._watch, tls, guard
         )
         self._notices = RoleNotices(tls, guard.signer if guard is not None else None)
-        self._core, self._closing = core, False
+        self._core, self._closing, self._guard = core, False, guard
         self._lock: FolderLock | None = None
         self._runtime.on_change = self._config_changed
         self._log.on_applied(self._applied)
@@ -199,6 +199,7 @@ class ControllerService:
         found = {
             "its start waits for disk space": self._start_retry.missing,
             "its history is not written": self._history.failure,
+            "its audit log is not written": self._guard.audit.failure if self._guard else "",
         }
         return tuple(f"{what}: {why}" for what, why in found.items() if why)
 

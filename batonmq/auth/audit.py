@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FILE_BYTES: Final = 16 << 20
 FILES: Final = 5
 WAITING_MAX: Final = 10_000
+RETRY_S: Final = 1.0
 FULL_RATE: Final = 100
 """Refusals a second."""
 TEXT_MAX: Final = 256
@@ -39,16 +40,23 @@ class AuditLog:
         self._second = 0
         self._seen: set[tuple[str, int | str, str]] = set()
         self._suppressed = 0
+        self._file: _PrivateFile | None = None
         if path is None:
             self._lines = log
             return
         file = _PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES, delay=True)
+        self._file = file
         file.open_now()
         file.setFormatter(logging.Formatter("%(message)s"))
         waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING_MAX)
         self._lines.addHandler(_WaitingLines(waiting))
-        self._listener = QueueListener(waiting, file)
+        self._listener = _Writer(waiting, file)
         self._listener.start()
+
+    @property
+    def failure(self) -> str:
+        """Why the newest line is not in the file; "" if it is."""
+        return self._file.failure if self._file is not None else ""
 
     def refused(
         self,
@@ -104,15 +112,49 @@ class AuditLog:
             self._listener = None
 
 
+class _Writer(QueueListener):
+    """The thread. A file that failed is tried again every second, without a new line, too."""
+
+    def __init__(self, waiting: queue.Queue[logging.LogRecord], file: _PrivateFile) -> None:
+        super().__init__(waiting, file)
+        self._file = file
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        while True:
+            try:
+                record: logging.LogRecord = self.queue.get(
+                    block, RETRY_S if self._file.failure else None
+                )
+            except queue.Empty:
+                self._file.try_again()
+            else:
+                return record
+
+
 class _PrivateFile(RotatingFileHandler):
-    """Of mode 0600, also after a rotation. Each line tries again what failed before."""
+    """Of mode 0600, also after a rotation. `failure`: why the newest line is not in it."""
+
+    failure = ""
 
     def open_now(self) -> None:
         """Reports at the start, not at the first line, that it cannot be opened."""
         try:
             self.stream = self._open()
         except OSError as error:
-            log.error("audit_log_not_open reason=%r", disk.described(error))
+            self.failure = disk.described(error)
+            log.error("audit_log_not_open reason=%r", self.failure)
+
+    def try_again(self) -> None:
+        try:
+            if self.stream is None:
+                self.stream = self._open()
+            self.flush()  # lines that the disk refused are still in its buffer
+        except OSError as error:
+            self.failure = disk.described(error)
+
+    def flush(self) -> None:
+        super().flush()
+        self.failure = ""
 
     def doRollover(self) -> None:
         stream, self.stream = self.stream, None
@@ -132,12 +174,15 @@ class _PrivateFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         # Instead of a trace on standard error for each line while the disk is full.
-        why = disk.described(sys.exception() or OSError())
+        why = self.failure = disk.described(sys.exception() or OSError())
         log.error("audit_line_lost reason=%r line=%s", why, record.getMessage(), extra=UNLIMITED)
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    # The open of a named pipe without a reader would wait, and no process would start.
+    fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    os.set_blocking(fd, True)
+    return fd
 
 
 class _WaitingLines(QueueHandler):

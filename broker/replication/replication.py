@@ -166,6 +166,7 @@ class Replication(ABC):
         return {
             "cannot follow its master": self.service.following_problem,
             "gets no tables and consumer offsets from its master": self._slave_sync.failure,
+            "its audit log is not written": self._guard.audit.failure if self._guard else "",
         }
 
     @property

@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from batonmq.auth.audit import AuditLog
+from batonmq.auth.audit import AuditLog, _PrivateFile
 from batonmq.runtime import disk
 
 
@@ -26,6 +27,7 @@ def test_a_full_disk_costs_one_line_each_and_disturbs_no_end(
     for _ in range(2):
         audit.changed("root", "10.0.0.1:5", 17, "Topic:T", "done")
     audit.close()
+    assert "No space left on device" in audit.failure
     lost = [record for record in caplog.messages if record.startswith("audit_line_lost")]
     assert len(lost) == 2 and "Topic:T" in lost[0]
     assert any(
@@ -61,6 +63,26 @@ def test_each_line_tries_again_what_the_disk_refused(
     ]
     rotated = (tmp_path / "logs" / "audit.log.1").read_text().splitlines()
     assert [json.loads(line)["resource"] for line in rotated] == ["Topic:first", "Topic:second"]
+
+
+def test_a_file_that_failed_is_tried_again_without_a_new_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mqctl health` names the reason; it must be gone once an operator has made room."""
+    monkeypatch.setattr("batonmq.auth.audit.RETRY_S", 0.001)
+    opened, flush = threading.Event(), _PrivateFile.flush
+
+    def flushed(file: _PrivateFile) -> None:
+        flush(file)
+        opened.set()
+
+    monkeypatch.setattr(_PrivateFile, "flush", flushed)
+    (tmp_path / "logs").write_text("no folder yet")
+    audit = AuditLog(tmp_path / "logs" / "audit.log")
+    assert "File exists" in audit.failure
+    (tmp_path / "logs").unlink()
+    assert opened.wait(10) and audit.failure == ""
+    audit.close()
 
 
 @pytest.mark.parametrize("refused", ["audit.log", "audit.log.0", "audit.log.2"])

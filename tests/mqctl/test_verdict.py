@@ -974,6 +974,7 @@ def test_messages_that_wait_for_ever_are_named(
         (0, {"problems": ("has no index: /d/index: Input/output error",)}, "index-failed"),
         (0, {"problems": ("cannot read a queue: /d/0: Input/output error",)}, "queue-unreadable"),
         (0, {"problems": ("has set messages aside: 3",)}, "messages-aside"),
+        (1, {"problems": ("its audit log is not written: /a: Permission denied",)}, "audit-failed"),
         (0, {"report": {"timerOffsetBehind": "20000"}}, "timers-behind"),
         (1, {"problems": ("is not registered: another has its id",)}, "not-registered"),
         (1, {"problems": ("its log is suspect: another boot",)}, "log-suspect"),
@@ -1004,6 +1005,10 @@ def test_what_a_running_node_says_of_itself_has_a_name(
         ({"leader": "", "controllers": {"n0": None, "n1": None, "n2": "gone"}}, "no-leader"),
         ({"controllers": {"n0": None, "n1": "gone", "n2": "gone"}}, "quorum-lost"),
         ({"controller_problems": ("n0 and n1 differ at entry 5",)}, "controllers-differ"),
+        (
+            {"controller_problems": ("its log is a, .. of another group of controllers. Move",)},
+            "controllers-differ",
+        ),
         ({"consumers": (ConsumersEvidence("c", "T", 9, 0),)}, "consumers-gone"),
         ({"consumers": (ConsumersEvidence("c", "T", 9, 1, 5, 90_000),)}, "consumers-stuck"),
         ({"consumers": (ConsumersEvidence("c", "T", 20_000, 1),)}, "consumers-behind"),

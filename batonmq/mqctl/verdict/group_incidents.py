@@ -68,6 +68,9 @@ def _quorum(evidence: Evidence) -> Iterator[Finding]:
         if "differ" in problem:
             fix = Repair("empty the folder of the one that is wrong, and start it")
             yield Finding("controllers-differ", "controllers", problem, 0, (), (fix,))
+        elif "of another group of controllers" in problem:
+            fix = Repair("move the foreign folder aside, and start that controller")
+            yield Finding("controllers-differ", "controllers", problem, 0, (), (fix,))
         elif "does not answer on its Raft port" in problem and up == len(answers):
             look = Repair("look at the network between the controllers", "mqctl health")
             yield Finding("controllers-cut", "controllers", problem, 0, (), (look,))
@@ -189,6 +192,7 @@ REPORTED: Final = (
     ("has no index", "", "index-failed", "restart it: it builds the index again", ""),
     ("cannot read a queue", "", "queue-unreadable", "restart it: it builds the queue again", ""),
     ("has set messages aside", "", "messages-aside", "read the reason", _STATUS),
+    ("its audit log", "", "audit-failed", "cure the reason; it is tried again each second", ""),
     ("its group is not well", "", "classic-group", "see who is there", "mqctl clusterList"),
     ("acts for its master", "", "classic-master-away", "start the master", ""),
 )

@@ -230,8 +230,13 @@ def since(evidence: Evidence, node: NodeEvidence) -> int:
 
 LAST_WORDS: Final = {
     "no space left": "disk-full",
+    "quota exceeded": "disk-full",
     "read-only file system": "disk-read-only",
     "input/output error": "disk-failing",
+    "structure needs cleaning": "disk-failing",
+    "is no regular file": "foreign-file",
+    "is a directory": "foreign-file",
+    "of this folder's log": "foreign-file",
     "too many open files": "descriptors-exhausted",
     "permission denied": "permission-denied",
     "address already in use": "port-taken",
@@ -248,6 +253,7 @@ REFUSED: Final = {
     "permission-denied": Repair("give it to the user that runs the process (chown), then start it"),
     "config-wrong": Repair("correct the setting that it names"),
     "disk-full": Repair("free disk space; nothing is lost"),
+    "foreign-file": Repair("put back what belongs there; it names the path"),
     "members-changed": Repair("give every controller the same controllerDLegerPeers"),
 }
 

@@ -67,6 +67,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "port-taken": Incident("another process has the port", _REFUSED),
     "permission-denied": Incident("a process may not use a file", _REFUSED),
     "folder-locked": Incident("another process has the folder", _REFUSED),
+    "foreign-file": Incident("in the place of a file is something else", _REFUSED),
     "descriptors-exhausted": Incident(
         "too few file descriptors are left", ("connections-closed", *_HUNG, *_REFUSED)
     ),
@@ -114,6 +115,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "slave-stuck": Incident("a slave cannot follow", ("slave-behind",)),
     "slave-behind": Incident("a slave copies its master"),
     "index-failed": Incident("messages are not found by key"),
+    "audit-failed": Incident("an audit log is not written"),
     "queue-unreadable": Incident("a consume queue cannot be read"),
     "messages-aside": Incident("messages cannot be delivered"),
     "classic-group": Incident("without controllers: two masters, or none"),
