@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from batonmq.runtime.log_lines import JsonFormatter, LineFormatter, LineLimit
 from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
+from batonmq.runtime.start_retry import StartRetry
+from batonmq.runtime.tasks import Tasks
 from batonmq.runtime.tls import Tls, TlsConfig, TlsError
 
 log = logging.getLogger(__name__)
@@ -162,16 +165,22 @@ def run_server(
     except (ImportError, BatonError, OSError) as exc:
         print(f"{name}: {START_HOOK}: {exc}", file=sys.stderr)
         return 2
-    if arguments.pid_file is not None:
-        try:
-            show_file(arguments.pid_file, f"{os.getpid()}\n")
-        except OSError as exc:
-            if not disk.is_short(exc):
-                print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
-                return 1
-            # Not fatal on a full disk: the start itself waits for space, and logs that.
-            log.error("pid_file_not_written path=%s reason=%s", arguments.pid_file, exc.strerror)
-    return uvloop.run(_run(name, loaded, serve))
+    pid_file = arguments.pid_file
+    try:
+        if pid_file is not None:
+            _show_pid(pid_file)
+            pid_file = None
+    except OSError as exc:
+        if not disk.is_short(exc):
+            print(f"{name}: --pid-file {pid_file}: {exc.strerror}", file=sys.stderr)
+            return 1
+        # Not fatal on a full disk: the start itself waits for space.
+        log.error("pid_file_not_written path=%s reason=%s", pid_file, exc.strerror)
+    return uvloop.run(_run(name, loaded, serve, pid_file))
+
+
+def _show_pid(path: Path) -> None:
+    show_file(path, f"{os.getpid()}\n")
 
 
 def _log_to_stderr(level: str) -> logging.Handler:
@@ -188,7 +197,8 @@ def _run_start_hook(environ: Mapping[str, str]) -> None:
         importlib.import_module(module).at_start(environ)
 
 
-async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
+async def _run(name: str, sections: Mapping[str, Any], serve: Serve, pid_file: Path | None) -> int:
+    """`pid_file`: one that the full disk refused; it is written once there is space."""
     try:
         main = ServerMain(name, sections)
     except TlsError as exc:
@@ -197,6 +207,10 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
     keep_what_is_loaded()
     gc.callbacks.append(ShortCollections())
     log.info("server_started name=%s pid=%d", name, os.getpid())
+    tasks = Tasks()
+    if pid_file is not None:
+        show = partial(asyncio.to_thread, _show_pid, pid_file)
+        tasks.spawn(StartRetry(pid_file.parent).wait(show), "pid-file")
     try:
         await main.metrics.start()
         await serve(main)
@@ -204,6 +218,7 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
         print(f"{name}: {disk.described(exc)}", file=sys.stderr)
         return 1
     finally:
+        await tasks.close()
         await main.metrics.close()
         if main.tls is not None:
             main.tls.close()
