@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
@@ -72,8 +74,11 @@ class LogTruncation:
         if not self._intent_path.exists():
             return None
         try:
-            intent = TruncationIntent(**json.loads(disk.read_bytes(self._intent_path)))
-        except (ValueError, TypeError) as error:
+            data = disk.read_bytes(self._intent_path)
+            intent = msgspec.json.decode(data, type=TruncationIntent)
+            if intent.version != _VERSION:
+                raise ValueError(f"its version is {intent.version}, {_VERSION} is known here")
+        except (ValueError, msgspec.DecodeError) as error:
             raise CorruptLogError(
                 str(self._intent_path), 0, f"no intent of a cut: {error}"
             ) from error

@@ -92,6 +92,25 @@ def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig):
     assert files() == before
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "truncated"),
+        ('{"offset":0,"end_offset":"9","aside":""}', "Expected `int`"),
+        ('{"offset":0,"end_offset":9,"aside":"","version":2}', "its version is 2, 1 is known here"),
+    ],
+)
+def test_r37_an_intent_that_this_version_did_not_write_is_not_carried_out(rig, text, why):
+    """A newer version's may mean another cut; that was taken for ours."""
+    store, _ = store_with_two_epochs(rig)
+    rig.kill(store)
+    (rig.root / "truncation.intent").write_text(text)
+    before = rig.segment().read_bytes()
+    with pytest.raises(CorruptLogError, match=f"no intent of a cut: .*{why}"):
+        rig.open()
+    assert rig.segment().read_bytes() == before
+
+
 def test_r22_a_cut_of_confirmed_bytes_takes_their_index_with_it(rig):
     store, puts = store_with_two_epochs(rig)
     store.advance_confirm_offset(puts[11].end_offset)
