@@ -78,6 +78,9 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
     values: dict[str, Any] = {}
     for key, (value, where) in found.items():
         kind_wanted = fields[key].type
+        if "\0" in str(value):  # no path of the system may have it
+            allowed = "text without a NUL character is allowed"
+            raise ConfigError(f"{section}.{key}", _shown(key, value), where, allowed)
         try:
             values[fields[key].name] = msgspec.convert(
                 _shape(value, kind_wanted), kind_wanted, strict=False

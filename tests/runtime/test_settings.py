@@ -144,6 +144,7 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
             "unknown key, did you mean store.flushDiskType?",
         ),
         ("brocker:\n  x: 1\n", 1, "brocker", None, "did you mean broker?"),
+        ('broker:\n  zone: "a\\0b"\n', 2, "broker.zone", "a\0b", "without a NUL character"),
         ("broker:\n  listenPort: x\n", 2, "broker.listenPort", "x", "whole number from 0 to 65535"),
         ("\nbroker:\n  listenPort: 70000\n", 3, "broker.listenPort", 70000, "from 0 to 65535"),
         ("broker:\n  ratio: [1]\n", 2, "broker.ratio", [1], "a number"),

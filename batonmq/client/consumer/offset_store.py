@@ -184,9 +184,15 @@ class LocalOffsetStore(OffsetStore):
 
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
         super().__init__()
-        for what, name in (("instance_name", instance_name), ("group", f"{group}.json")):
-            if not is_file_name(name):
-                raise ArgumentError(what, name, "broadcasting needs the name of a file or folder")
+        # `replace_file` writes it under this name first; 2^22 is Linux's highest process id.
+        temp = f"{group}.json.{1 << 22}.tmp"
+        for what, name, file in (
+            ("instance_name", instance_name, instance_name),
+            ("group", group, temp),
+        ):
+            if not is_file_name(file):
+                allowed = f"broadcasting needs a file {file[:300]!r}, which no folder can have"
+                raise ArgumentError(what, name, allowed)
         self._path = directory / instance_name / f"{group}.json"
         self._writing = asyncio.Lock()
 

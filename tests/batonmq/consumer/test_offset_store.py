@@ -10,6 +10,7 @@ import pytest
 
 from batonmq.client.consumer.offset_store import LocalOffsetStore
 from batonmq.client.consumer.options import PushConsumerOptions
+from batonmq.client.errors import ArgumentError
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime import disk
@@ -118,3 +119,17 @@ def test_a_user_without_a_home_keeps_offsets_in_the_working_folder(
     """Every push consumer has this default, also one that keeps no offsets in files."""
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert PushConsumerOptions().offset_dir == Path(".batonmq/offsets")
+
+
+@pytest.mark.parametrize("group", ["g" * 239, "../g", "g\0"])
+def test_a_group_without_a_file_name_is_refused_at_once(tmp_path: Path, group: str) -> None:
+    """One of 239 to 250 bytes was taken, and no offset of it was ever stored."""
+    with pytest.raises(ArgumentError, match=r"^group is 'g*.*which no folder can have$"):
+        LocalOffsetStore(tmp_path, "DEFAULT", group)
+
+
+def test_the_longest_group_has_its_file(tmp_path: Path) -> None:
+    store = LocalOffsetStore(tmp_path, "DEFAULT", "g" * 238)
+    store.update(QUEUE, 5)
+    asyncio.run(store.persist())
+    assert (tmp_path / "DEFAULT" / f"{'g' * 238}.json").exists()
