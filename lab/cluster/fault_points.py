@@ -4,6 +4,7 @@ jumps. `fault_environment` makes a server load this module at its start; it logs
 `BATONMQ_DISK_FAULTS` has rules, one a line or with `;` between them (`#` begins a comment):
 
     CALL PATH ERROR [after N] [once | for SECONDSs]     the call raises that error, and does nothing
+    CALL PATH SHORT [after N] [once | for SECONDSs]     a write writes half, and says so
     kill before|during|after CALL PATH [after N]        kill -9 of this process, at that call
 
 CALL is a name of `runtime.disk`, `changes` (every call that changes a disk), `room` (what fails on
@@ -65,7 +66,7 @@ _OPTIONS: Final = re.compile(r"\s*(?:after (?P<after>\d+)|(?P<once>once)|for (?P
 _JUMP: Final = re.compile(r"[+-]\d+(\.\d+)?")
 _plain_clock: Final = {"time_ns": time.time_ns, "time": time.time}
 
-Action = Literal["fail", "before", "during", "after"]
+Action = Literal["fail", "short", "before", "during", "after"]
 
 
 class FaultRuleError(BatonError):
@@ -123,9 +124,11 @@ def _parse_rule(text: str) -> DiskFault:
         number = 0
     else:
         call, path, name = words[:3]
-        action, rest = "fail", " ".join(words[3:])
+        action, rest = "short" if name == "SHORT" else "fail", " ".join(words[3:])
         number = getattr(errno, name, 0) if name.startswith("E") else 0
-        if not number:
+        if action == "short" and call not in _WRITES:
+            raise FaultRuleError(f"{text!r}: only {' and '.join(_WRITES)} can be short")
+        if action == "fail" and not number:
             raise FaultRuleError(f"{text!r}: {name!r} is no error, such as EIO or ENOSPC")
     allowed = (*disk.CALLS, *_KINDS)
     if call not in allowed:
@@ -242,6 +245,8 @@ class SpoiledDiskCalls:
             if rule.action == "fail":
                 log.warning("disk_fault rule=%r call=%s", rule.text, name)
                 raise disk.named(OSError(rule.error, os.strerror(rule.error)), arguments[0])
+            if rule.action == "short":
+                return _half(plain, arguments)
             if rule.action == "during":
                 _half(plain, arguments)
             elif rule.action == "after":
@@ -258,11 +263,11 @@ class SpoiledDiskCalls:
         return None
 
 
-def _half(plain: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """The first half of a `write` or `pwrite`."""
+def _half(plain: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """The first half of a `write` or `pwrite`, at least a byte."""
     fd, data, *position = arguments
     with memoryview(data).cast("B") as view:
-        plain(fd, view[: len(view) // 2], *position)
+        return plain(fd, view[: max(1, len(view) // 2)], *position)
 
 
 def _die(rule: DiskFault, call: str) -> NoReturn:

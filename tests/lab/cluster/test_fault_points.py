@@ -98,12 +98,13 @@ def test_removed_rules_leave_the_plain_calls(
 def test_rules_are_read_with_comments_and_in_order() -> None:
     rules = parse_disk_faults(
         "# nothing\n\nfdatasync commitlog EIO once after 3 # why\npwrite * ENOSPC for 0.5s;"
-        "kill during pwrite journal after 7"
+        "kill during pwrite journal after 7; write history SHORT"
     )
     assert [(r.action, r.call, r.path, r.error, r.after, r.once, r.for_ms) for r in rules] == [
         ("fail", "fdatasync", "commitlog", errno.EIO, 3, True, None),
         ("fail", "pwrite", "*", errno.ENOSPC, 0, False, 500),
         ("during", "pwrite", "journal", 0, 7, False, None),
+        ("short", "write", "history", 0, 0, False, None),
     ]
 
 
@@ -115,6 +116,7 @@ def test_rules_are_read_with_comments_and_in_order() -> None:
         ("kill before pwrite", "needed are CALL PATH ERROR"),
         ("kill never pwrite *", "kill before, during or after"),
         ("kill during fsync *", "only pwrite and write have a middle"),
+        ("fsync * SHORT", "only pwrite and write can be short"),
         ("kill before pwrite * once", "a process is killed once"),
         ("pwritten * EIO", "no call 'pwritten'; allowed are open, close"),
         ("pwrite * EVIL", "'EVIL' is no error"),
