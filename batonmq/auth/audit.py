@@ -112,25 +112,6 @@ class AuditLog:
             self._listener = None
 
 
-class _Writer(QueueListener):
-    """The thread. A file that failed is tried again every second, without a new line, too."""
-
-    def __init__(self, waiting: queue.Queue[logging.LogRecord], file: _PrivateFile) -> None:
-        super().__init__(waiting, file)
-        self._file = file
-
-    def dequeue(self, block: bool) -> logging.LogRecord:
-        while True:
-            try:
-                record: logging.LogRecord = self.queue.get(
-                    block, RETRY_S if self._file.failure else None
-                )
-            except queue.Empty:
-                self._file.try_again()
-            else:
-                return record
-
-
 class _PrivateFile(RotatingFileHandler):
     """Of mode 0600, also after a rotation. `failure`: why the newest line is not in it."""
 
@@ -176,6 +157,25 @@ class _PrivateFile(RotatingFileHandler):
         # Instead of a trace on standard error for each line while the disk is full.
         why = self.failure = disk.described(sys.exception() or OSError())
         log.error("audit_line_lost reason=%r line=%s", why, record.getMessage(), extra=UNLIMITED)
+
+
+class _Writer(QueueListener):
+    """The thread. A file that failed is tried again every second, without a new line, too."""
+
+    def __init__(self, waiting: queue.Queue[logging.LogRecord], file: _PrivateFile) -> None:
+        super().__init__(waiting, file)
+        self._file = file
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        while True:
+            try:
+                record: logging.LogRecord = self.queue.get(
+                    block, RETRY_S if self._file.failure else None
+                )
+            except queue.Empty:
+                self._file.try_again()
+            else:
+                return record
 
 
 def _private(path: str, flags: int) -> int:
