@@ -164,18 +164,14 @@ class _Writer(QueueListener):
 
     def __init__(self, waiting: queue.Queue[logging.LogRecord], file: _PrivateFile) -> None:
         super().__init__(waiting, file)
-        self._file = file
+        self._waiting, self._file = waiting, file
 
     def dequeue(self, block: bool) -> logging.LogRecord:
         while True:
             try:
-                record: logging.LogRecord = self.queue.get(
-                    block, RETRY_S if self._file.failure else None
-                )
+                return self._waiting.get(block, RETRY_S if self._file.failure else None)
             except queue.Empty:
                 self._file.try_again()
-            else:
-                return record
 
 
 def _private(path: str, flags: int) -> int:
