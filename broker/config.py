@@ -51,6 +51,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "flush_consumer_offset_interval": (1, None),  # ms
         "slave_sync_interval": (1, None),  # ms
         "default_topic_queue_nums": (1, TOPIC_QUEUES_MAX),
+        "broker_permission": (0, 7),
         "transaction_time_out": (0, None),  # ms
         "transaction_check_interval": (100, None),  # ms
         "transaction_check_max": (1, None),
@@ -79,6 +80,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     default_topic_queue_nums: int = 8
+    broker_permission: int = 6
     long_polling_enable: bool = True
     register_name_server_period: int = 30_000
     flush_consumer_offset_interval: int = 5_000
@@ -161,6 +163,7 @@ RUNTIME_KEYS: Final = frozenset(
         "autoCreateTopicEnable",
         "autoCreateSubscriptionGroup",
         "brokerFastFailureEnable",
+        "brokerPermission",
         "consumerFallbehindThreshold",
         "defaultMessageRequestMode",
         "defaultPopShareQueueNum",

@@ -102,6 +102,7 @@ class BrokerService:
         self.config, broker = config, config.broker
         self._settings = broker_settings(config)
         self._settings.on_change = self._settings_changed
+        self._permission = self._settings.current.broker_permission
         self.endpoint = BrokerEndpoint(config) if endpoint is None else endpoint
         self.relay, self.address = self.endpoint.relay, broker.address
         self._on_fatal, self._stop_reason = on_fatal, PLANNED_STOP
@@ -385,11 +386,17 @@ class BrokerService:
 
     def _settings_changed(self, broker: BrokerConfig) -> None:
         """Settings were changed by UPDATE_BROKER_CONFIG (25). autoCreateTopicEnable needs the
-        template topic, which a start creates only if that is set."""
+        template topic, which a start creates only if that is set; brokerPermission is registered
+        with a new version, since name servers ignore topics of one that they know."""
         if broker.auto_create_topic_enable and self.topics.get(AUTO_CREATE_TOPIC) is None:
             queues, perm = broker.default_topic_queue_nums, PERM_INHERIT | PERM_READ | PERM_WRITE
             self.tables.topics.put(topic_config(AUTO_CREATE_TOPIC, queues, perm))
             self._tables_changed((AUTO_CREATE_TOPIC,))
+        if broker.broker_permission != self._permission:
+            self._permission = broker.broker_permission
+            if self.path.gate.is_master:
+                self.tables.topics.set_state_version(self.path.gate.master_epoch)
+            self.routes_changed()
 
     def routes_changed(self) -> None:
         self.registrar.changed()

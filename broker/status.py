@@ -20,7 +20,13 @@ from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.bodies import PROBLEMS_KEY, DataVersion, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.bodies import (
+    PERM_READ,
+    PERM_WRITE,
+    PROBLEMS_KEY,
+    DataVersion,
+    TopicConfigAndMappingSerializeWrapper,
+)
 from batonmq.protocol.codes import MASTER_ID, MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
@@ -209,6 +215,10 @@ class BrokerStatus:
         # No client reads those of internal records, and tools would list them beside the user's.
         for topic in OUR_TOPICS:
             table.pop(topic, None)
+        # An operator drains this broker: clients leave it with their next route.
+        allowed = self._config.broker.broker_permission
+        if not (allowed & PERM_READ and allowed & PERM_WRITE):
+            table = {name: replace(one, perm=one.perm & allowed) for name, one in table.items()}
         wrapper = TopicConfigAndMappingSerializeWrapper(
             data_version=version, topic_config_table=table
         )

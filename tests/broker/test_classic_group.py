@@ -24,7 +24,7 @@ from batonmq.broker.replication.group_core import (
 )
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
-from batonmq.protocol.bodies import HARuntimeInfo, KVTable
+from batonmq.protocol.bodies import HARuntimeInfo, KVTable, TopicRouteData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
@@ -215,6 +215,21 @@ async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
         assert first.service.address in refused.remark
         assert (await first.send()).code == 0
         await until(lambda: second.service.address in str(first.service.status.problems()))
+
+
+async def test_routes_show_what_brokerPermission_allows(tmp_path):
+    """So an operator drains a broker, as in Java: clients leave it with their next route, and sends
+    that still come are taken."""
+    async with name_server() as at, broker(tmp_path, at, 0, "ASYNC_MASTER") as rig:
+        assert (await rig.send("Made")).code == 0
+        for permission in (4, 2, 6):
+            changed = await rig.ask(25, body=f"brokerPermission={permission}".encode())
+            assert (changed.code, changed.remark) == (0, None)
+            await rig.service.registrar.known()
+            asked = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Made"})
+            route = TopicRouteData.decode((await rig.client.call(at, asked, 5000)).body)
+            assert [queue.perm for queue in route.queue_datas] == [permission]
+            assert (await rig.send("Made")).code == 0
 
 
 async def no_members(_watch: object) -> dict[int, set[str]]:
