@@ -115,7 +115,7 @@ class AdminProcessor:
         self._path.gate.require_open()
         topic = text(request, "topic")
         check_topic(topic)
-        _refuse_system_topic(topic)
+        self._refuse_system_topic(topic)
         known = self._topics.get(topic)
         base = known or TopicConfig(topic_name=topic)
         changes = parse_attributes(request.ext.get("attributes", ""))
@@ -157,7 +157,7 @@ class AdminProcessor:
             config = replace(wanted, attributes=altered(before, wanted.attributes, mixed=mixed))
             configs.append(config)
             check_topic(config.topic_name)
-            _refuse_system_topic(config.topic_name)
+            self._refuse_system_topic(config.topic_name)
             of = f"of topic {config.topic_name}"
             _check_queues(f"readQueueNums {of}", config.read_queue_nums)
             _check_queues(f"writeQueueNums {of}", config.write_queue_nums)
@@ -190,6 +190,11 @@ class AdminProcessor:
                 " force=true (mqctl updateTopic --force)"
             )
 
+    def _refuse_system_topic(self, topic: str) -> None:
+        """Also those named after cluster and broker: without them replies go nowhere."""
+        if is_system_topic(topic) or topic in self._topics.topics.system:
+            raise invalid(f"{topic} is a system topic: it cannot be changed")
+
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Deletes the queues of topics that are no longer in the table (CLEAN_UNUSED_TOPIC, 316).
         One record each, so that all members delete them; if another request is deleting one, waits
@@ -220,7 +225,7 @@ class AdminProcessor:
         215)."""
         self._path.gate.require_open()
         topic = text(request, "topic")
-        _refuse_system_topic(topic)
+        self._refuse_system_topic(topic)
         end = self._topics.delete_topic(topic)
         return await self._path.answer(end, request, f"deletion of topic {topic}")
 
@@ -384,8 +389,3 @@ def _check_group_config(config: SubscriptionGroupConfig) -> None:
         raise invalid(
             f"group {config.group_name}: it has attributes; as in RocketMQ 5.3.3 there are none"
         )
-
-
-def _refuse_system_topic(topic: str) -> None:
-    if is_system_topic(topic):
-        raise invalid(f"{topic} is a system topic: it cannot be changed")

@@ -31,7 +31,7 @@ _FOR_TOOLS: Final = {
     "useTLS": "false",
 }
 """Keys that mqadmin and the Dashboard expect in the answer, and that no section of ours has."""
-_NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
+_NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"})
 
 
 def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:

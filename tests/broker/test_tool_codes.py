@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, run_with_broker, topic_header, until
 
 from batonmq.broker.admin_processor import WITHOUT_EFFECT
 from batonmq.broker.status import running_for
@@ -218,6 +218,7 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path):
             ("brokerName=b", 16, "brokerName is changed only in the file, at a restart; while run"),
             ("maxMesageSize=5", 29, "maxMesageSize: unknown key, did you mean maxMessageSize?"),
             ("configBlackList=", 16, "configBlackList"),
+            ("rocketmqHome=/tmp", 16, "rocketmqHome"),
             ("maxMessageSize=many", 1, "maxMessageSize is 'many': a whole number is allowed"),
             ("maxMessageSize=30000\ndeleteWhen=25", 1, "deleteWhen must list hours 00 to 23"),
             ("diskMaxUsedSpaceRatio=101", 1, "diskMaxUsedSpaceRatio is 101: 1 to 100 are allowed"),
@@ -364,6 +365,16 @@ async def test_several_topics_are_made_at_once_or_none(rig):
     ]
     assert made[0] is not None and made[0].attributes == {"message.type": "FIFO"}
     assert (await rig.send("A")).code == 0 and (await rig.send("B")).code == 16
+
+
+@pytest.mark.parametrize("topic", ["DefaultCluster", "broker-a", "DefaultCluster_REPLY_TOPIC"])
+async def test_topics_of_cluster_and_broker_stay_as_they_are(rig, topic):
+    """As in Java; without the last one replies to requests go nowhere."""
+    before = rig.service.topics.existing(topic)
+    for code, fields in ((17, topic_header(topic, 9)), (215, {"topic": topic})):
+        refused = await rig.ask(code, fields)
+        assert refused.code == 29 and "is a system topic" in refused.remark
+    assert rig.service.topics.existing(topic) == before
 
 
 async def test_the_kernel_reads_ahead_in_the_log_or_does_not(rig, tmp_path):
