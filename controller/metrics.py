@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from batonmq.controller.liveness.watch import SessionTable
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import NO_BROKER, RoleChanged, SetChanged
+from batonmq.controller.watch import SessionTable
 from batonmq.runtime.metrics import MetricsPage
 
 

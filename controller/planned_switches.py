@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable
 
 from batonmq.controller.history_log import HistoryNotes
-from batonmq.controller.liveness.watch import BrokerSession, SessionTable
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster
 from batonmq.controller.rules.state import ControllerState
@@ -20,6 +19,7 @@ from batonmq.controller.switch import (
     is_switch_id,
     plan,
 )
+from batonmq.controller.watch import BrokerSession, SessionTable
 from batonmq.history.event import REASON_SIZE_MAX, EventKind
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode

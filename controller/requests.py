@@ -10,13 +10,14 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from batonmq.controller.admission import Admission, claimed
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
 from batonmq.controller.gate import LeaderGate
+from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, ReplicatedLog
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
@@ -28,13 +29,8 @@ from batonmq.controller.rules.commands import (
     LiveBroker,
     RegisterBroker,
 )
-from batonmq.controller.rules.election import (
-    ElectionFacts,
-    may_propose,
-    members_of,
-    with_new_epochs,
-)
-from batonmq.controller.rules.groups import BrokerGroup, fill_alive
+from batonmq.controller.rules.election import may_propose, members_of, with_new_epochs
+from batonmq.controller.rules.groups import fill_alive
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.switch import is_switch_id, with_drained
 from batonmq.protocol.codes import ResponseCode
@@ -71,28 +67,6 @@ class OutcomeUnknownError(BatonError):
         super().__init__(f"outcome unknown: {reason}")
 
 
-class LivenessView(Protocol):
-    """What this node itself saw of brokers (`LivenessCore`)."""
-
-    def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
-
-    def confirm_floor(self, broker_name: str) -> int: ...
-
-    def confirm_newest(self, broker_name: str) -> int: ...
-
-    def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
-
-    def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
-
-    def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]: ...
-
-    def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int: ...
-
-    def election_facts(self, broker_name: str, now_ms: int) -> ElectionFacts: ...
-
-    def problems(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class NodeMetadata:
     """This node and its group. `leader` is a hint, None if unknown; `problems` are for
@@ -116,7 +90,7 @@ class ControllerRequests:
         runtime: RuntimeConfig,
         replicated_log: ReplicatedLog,
         gate: LeaderGate,
-        liveness: LivenessView,
+        liveness: LivenessCore,
         more_problems: Callable[[], tuple[str, ...]],
     ) -> None:
         self._runtime = runtime

@@ -21,9 +21,7 @@ from batonmq.controller.history_log import HistoryLog, HistoryNotes
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.liveness.rotation import GROUPS_A_TURN
-from batonmq.controller.liveness.watch import BrokerWatch, SessionTable
 from batonmq.controller.metrics import ControllerMetrics
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
@@ -36,6 +34,7 @@ from batonmq.controller.rules.commands import (
     SetChanged,
 )
 from batonmq.controller.rules.state import ControllerState
+from batonmq.controller.watch import BrokerWatch, LeadOffers, SessionTable
 from batonmq.history.event import EventKind
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView

@@ -78,46 +78,37 @@ class OpenLinks:
         await self._none.wait()
 
 
-class Link(Protocol):
-    """A connection that can be ended; `address` is the peer's host:port."""
-
-    @property
-    def address(self) -> str: ...
-
-    def end(self) -> None: ...
+R = TypeVar("R")
 
 
-L = TypeVar("L", bound=Link)
-
-
-class WaitingLinks(Generic[L]):
+class WaitingLinks(Generic[R]):
     """Connections of slaves to a replica that is not master yet, oldest first. A role change
     reaches all replicas at once, so slaves often connect before the winner's epoch is durable. They
     wait here without an answer, at most half a second: a refused slave would come back 20 ms later
     and delay the new master's first ack (R9). At most STRANGERS_MAX wait (R58)."""
 
     def __init__(self) -> None:
-        self._places: Crowd[L] = Crowd(STRANGERS_MAX)
-        self._timers: dict[L, asyncio.TimerHandle] = {}
+        self._places: Crowd[SlaveLink[R]] = Crowd(STRANGERS_MAX)
+        self._timers: dict[SlaveLink[R], asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._timers)
 
-    def add(self, link: L) -> None:
+    def add(self, link: SlaveLink[R]) -> None:
         crowded_out = self._places.add(link, link.address)
         if crowded_out is not None:
             self._close(crowded_out)
         loop = asyncio.get_running_loop()
         self._timers[link] = loop.call_later(WAIT_S, self._close, link)
 
-    def remove(self, link: L) -> None:
+    def remove(self, link: SlaveLink[R]) -> None:
         """Removes a link; without effect if it does not wait."""
         self._places.remove(link)
         timer = self._timers.pop(link, None)
         if timer is not None:
             timer.cancel()
 
-    def take_all(self) -> list[L]:
+    def take_all(self) -> list[SlaveLink[R]]:
         links = list(self._timers)
         for link in links:
             self.remove(link)
@@ -127,7 +118,7 @@ class WaitingLinks(Generic[L]):
         for link in self.take_all():
             link.end()
 
-    def _close(self, link: L) -> None:
+    def _close(self, link: SlaveLink[R]) -> None:
         self.remove(link)
         link.end()
 
@@ -147,9 +138,6 @@ class ByteRate:
             self._per_second = (total - self._total) * 1_000 // elapsed_ms
             self._since_ms, self._total = now_ms, total
         return self._per_second
-
-
-R = TypeVar("R")
 
 
 class MasterSide(Protocol[R]):

@@ -10,8 +10,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import SlaveLink
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterEffect, SendBytes, SendLog
 from batonmq.ha.node_secret import Unproven
-from batonmq.ha.ports import HAListener
-from batonmq.ha.shells import MasterLinks, master_info
+from batonmq.ha.shells import AutoSwitchListener, MasterLinks, master_info
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
 from batonmq.ha.wire import SlaveFrameReader
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
@@ -34,7 +33,11 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
     """The HA connections of one mastership."""
 
     def __init__(
-        self, core: MasterCore, store: MessageStore, listener: HAListener, now_ms: Callable[[], int]
+        self,
+        core: MasterCore,
+        store: MessageStore,
+        listener: AutoSwitchListener,
+        now_ms: Callable[[], int],
     ) -> None:
         super().__init__(store, now_ms)
         self.core: MasterCore = core

@@ -32,8 +32,7 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """An effect: the peer at `address` did not prove itself. `passes`: it is let in all the
-    same."""
+    """An effect: the peer at `address` did not prove itself. `passes`: it is let in nevertheless."""
 
     address: str
     reason: str

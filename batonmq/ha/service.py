@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import JavaMaster
-from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
-from batonmq.ha.log_samples import StoreSamples
+from batonmq.ha.lineage import SAMPLE_BYTES, LogSample
+from batonmq.ha.links import SlaveLink, WaitingLinks
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
-from batonmq.ha.node_secret import NodeSecret
-from batonmq.ha.ports import HAListener
 from batonmq.ha.proof import Registrations
-from batonmq.ha.shells import slave_info
+from batonmq.ha.shells import AutoSwitchListener, HAService, slave_info
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
@@ -30,7 +29,6 @@ from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.tls import PortTls
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -39,54 +37,68 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class AutoSwitchHAService:
+class StoreSamples:
+    """Samples of a store's log, for comparing two logs in a handshake (R47). They do not cross
+    segments of `segment_size`, because logs may begin at different ones."""
+
+    def __init__(self, store: MessageStore, segment_size: int) -> None:
+        self._store = store
+        self._segment_size = segment_size
+
+    @property
+    def lost_epochs(self) -> bool:
+        return self._store.trust.lost_epochs
+
+    @property
+    def lineage(self) -> str:
+        return self._store.log.lineage.name
+
+    def take(self, end: int) -> LogSample | None:
+        segment_start = (end - 1) - (end - 1) % self._segment_size
+        size = end - max(segment_start, end - SAMPLE_BYTES)
+        crc = self.crc(end, size)
+        return None if crc is None else LogSample(end, size, crc)
+
+    def crc(self, end: int, size: int) -> int | None:
+        begin = end - size
+        if not 0 < size <= SAMPLE_BYTES or begin < max(0, self._store.min_phy_offset):
+            return None
+        held = self._store.log.view(begin, size)
+        return zlib.crc32(held) if len(held) == size else None
+
+    def fault_before(self, end: int) -> str:
+        return self._store.trust.fault_before(end)
+
+
+class AutoSwitchHAService(HAService):
     """Sends the log as master, receives it as slave, or does neither. `identity_of` is called at
     each role change, when the broker is registered. `java_master` asks a Java master for its
     identity and HA address."""
+
+    _mode = "controllers"
 
     def __init__(
         self,
         store: MessageStore,
         config: HAConfig,
-        listener: HAListener,
+        listener: AutoSwitchListener,
         *,
         store_config: StoreConfig,
         identity_of: Callable[[], HAIdentity],
         java_master: JavaMaster,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        self._store = store
-        self._secret: NodeSecret | None = None
-        self._config = config
+        super().__init__(store, config, store_config, clock_ms)
         self._listener = listener
-        self._store_config = store_config
         self._identity_of = identity_of
         self._java_master = java_master
-        self._now_ms = clock_ms
         self._samples = StoreSamples(store, store_config.mapped_file_size_commit_log)
         self._lock = asyncio.Lock()
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
         self._tables_epoch = -1
-        self._links_made = 0
-        self._open_links = OpenLinks()
-        self._waiting_links: WaitingLinks[AutoSwitchLink] = WaitingLinks()
-        self.port = 0
-
-    # -- start and stop
-
-    async def start(
-        self, bind_host: str, tls: PortTls | None = None, secret: NodeSecret | None = None
-    ) -> int:
-        """Listens on haListenPort (see `OpenLinks.listen`); returns the port. `secret`: of the
-        nodes, if they prove it to each other."""
-        self._secret = secret
-        self.port = await self._open_links.listen(
-            self._new_link, bind_host, self._store_config.ha_listen_port, tls
-        )
-        log.info("ha_listening host=%s port=%d", bind_host, self.port)
-        return self.port
+        self._waiting_links: WaitingLinks[SlaveFrameReader] = WaitingLinks()
 
     async def close(self) -> None:
         async with self._lock:
@@ -203,7 +215,6 @@ class AutoSwitchHAService:
             self._slave.follow(view)
 
     def dial_now(self) -> None:
-        """On a slave: connects now, because the obstacle is gone."""
         if self._slave is not None:
             self._slave.follow(self._slave.core.view)
 
@@ -268,7 +279,6 @@ class AutoSwitchHAService:
 
     @property
     def following_problem(self) -> str:
-        """Why this slave cannot follow its master; "" if it can, or if it is no slave."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
@@ -280,12 +290,10 @@ class AutoSwitchHAService:
 
     @property
     def in_sync_count(self) -> int:
-        """On a master: the size of the recorded SyncStateSet. Else 0."""
         sync = self.sync_state
         return 0 if sync is None else len(sync.recorded)
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         client = self._slave.runtime_info() if self._slave is not None else None

@@ -1,4 +1,5 @@
-"""The common parts of the shells of both modes: connections, a timer, and store calls."""
+"""The common parts of both modes: callbacks of the broker, shells (connections, a timer, store
+calls), and the service."""
 
 from __future__ import annotations
 
@@ -9,12 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from batonmq.ha.config import HAConfig
 from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLink
 from batonmq.ha.master_core import SendBytes, SendLog
+from batonmq.ha.node_secret import NodeSecret, Unproven
 from batonmq.ha.slave_effects import AppendLog, BeginAt
 from batonmq.ha.slave_policy import NEVER_MS
+from batonmq.ha.sync_state import SetProposal
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.tls import PortTls
+from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
     from batonmq.store.message_store import MessageStore
@@ -26,6 +32,51 @@ _JOIN_BELOW = 32 << 10  # pieces that are smaller on average are joined into one
 
 R = TypeVar("R")
 E = TypeVar("E")
+
+
+class HAListener(Protocol):
+    """The broker's callbacks in both modes. Called on the loop; must neither block nor raise."""
+
+    def on_unproven(self, peer: Unproven) -> None:
+        """A peer did not prove that it knows the secret of the nodes."""
+
+    def on_diverged(self, reason: str) -> None:
+        """Slave: an operator must act."""
+
+    def on_fatal(self, exc: BaseException) -> None:
+        """The log or the epoch file cannot be written: the process must stop."""
+
+
+class AutoSwitchListener(HAListener, Protocol):
+    """The broker with controllers."""
+
+    def on_confirm_offset(self, offset: int) -> None:
+        """Master: every required member has all bytes below `offset` (G1)."""
+
+    def on_proposal(self, proposal: SetProposal) -> None:
+        """Master: propose this set; `adopt_view` or `proposal_refused` ends the proposal."""
+
+    def on_slave_following(self, broker_id: int) -> None:
+        """Master: that slave accepted our history and acked."""
+
+    def on_truncated(self, from_offset: int, to_offset: int) -> None:
+        """Slave: the log was cut to follow the master."""
+
+    def on_damage(self, reason: str) -> None:
+        """Master: our log is damaged where a slave continues (G8)."""
+
+
+class ClassicListener(HAListener, Protocol):
+    """The broker in classic mode."""
+
+    def on_acknowledged(self, offset: int) -> None:
+        """Master: enough slaves have all bytes below `offset`."""
+
+    def on_slaves_missing(self, wanted: int, present: int) -> None:
+        """Master: no write can be acknowledged now."""
+
+    def on_master_lost(self) -> None:
+        """Slave: the connection ended; the master may have another address now."""
 
 
 class Core(Protocol):
@@ -310,3 +361,60 @@ class MasterFollower(Timed, Generic[R]):
             last_write_timestamp=sent_ms + since_1970_ms,
             master_flush_offset=0,
         )
+
+
+class HAService(ABC):
+    """A broker's HA service in either mode: a listener, and the shell of its present role."""
+
+    _mode: ClassVar[str]
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: HAConfig,
+        store_config: StoreConfig,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._secret: NodeSecret | None = None
+        self._config = config
+        self._store_config = store_config
+        self._now_ms = clock_ms
+        self._links_made = 0
+        self._open_links = OpenLinks()
+        self.port = 0
+
+    async def start(
+        self, bind_host: str, tls: PortTls | None = None, secret: NodeSecret | None = None
+    ) -> int:
+        """Listens on haListenPort (see `OpenLinks.listen`); returns the port. `secret`: of the
+        nodes, if they prove it to each other."""
+        self._secret = secret
+        self.port = await self._open_links.listen(
+            self._new_link, bind_host, self._store_config.ha_listen_port, tls
+        )
+        log.info("ha_listening host=%s port=%d mode=%s", bind_host, self.port, self._mode)
+        return self.port
+
+    @abstractmethod
+    def _new_link(self) -> asyncio.Protocol:
+        """For a slave that connects."""
+
+    @abstractmethod
+    def dial_now(self) -> None:
+        """On a slave: connects now, because the obstacle is gone."""
+
+    @property
+    @abstractmethod
+    def following_problem(self) -> str:
+        """Why this slave cannot follow its master; "" if it can, or if it is no slave."""
+
+    @property
+    @abstractmethod
+    def in_sync_count(self) -> int:
+        """On a master: the size of the recorded SyncStateSet; in classic mode itself and the slaves
+        within the gap."""
+
+    @abstractmethod
+    def runtime_info(self) -> HARuntimeInfo:
+        """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""

@@ -15,9 +15,8 @@ from batonmq.ha.java_peer import JavaMaster
 from batonmq.ha.lineage import LogSamples
 from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.node_secret import Unproven
-from batonmq.ha.ports import HAListener
 from batonmq.ha.received_log import LocalLog
-from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
+from batonmq.ha.shells import BUFFER_SIZE, AutoSwitchListener, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_policy import NEVER_MS
 from batonmq.ha.wire import HAIdentity, MasterFrameReader, MasterHandshake, TransferHeader
@@ -57,7 +56,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self,
         core: SlaveCore,
         store: MessageStore,
-        listener: HAListener,
+        listener: AutoSwitchListener,
         now_ms: Callable[[], int],
         java_master: JavaMaster,
         open_links: OpenLinks,

@@ -228,8 +228,9 @@ class Appender:
     # Hot path.
 
     def put_message(self, message: NewMessage, *, stored: bool = False) -> PutResult:
-        """Gives the message its place, which counts once `end_turn` has returned. Raises
-        PutRefused; then nothing changed. `stored`: see `put_stored`."""
+        """Gives the message its place, which counts once `end_turn` has returned. `stored`: the log
+        had it before, so its body may exceed today's maxMessageSize. Raises PutRefused; then
+        nothing changed."""
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
         if len(message.properties) > self._properties_max or (
@@ -266,11 +267,6 @@ class Appender:
             offset = self._go_to_segment(len(record))
             record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
         return self._keep(message, record, queue, queue_offset, has_unit)
-
-    def put_stored(self, message: NewMessage) -> PutResult:
-        """The same for a message that the log had before: its body may exceed today's
-        maxMessageSize."""
-        return self.put_message(message, stored=True)
 
     def put_though_full(self, message: NewMessage) -> PutResult:
         """The same for a record that expiry needs while the disk is full: it uses

@@ -138,7 +138,7 @@ class Reviver:
             time = b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
             if len(message.properties) + len(time) <= self._properties_max:
                 message.properties += time
-        self._store.appender.put_stored(message)
+        self._store.appender.put_message(message, stored=True)
         self._path.schedule_flush()
         return True
 

@@ -116,7 +116,7 @@ class PreOnline:
 
 
 class ClassicReplication(Replication):
-    """Implements `batonmq.ha.classic.service.ClassicListener` and `group_watch.GroupActions`."""
+    """Implements `batonmq.ha.shells.ClassicListener` and `group_watch.GroupActions`."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class UnfitHandover:
 
 
 class ControllerReplication(Replication):
-    """Implements `batonmq.ha.ports.HAListener`."""
+    """Implements `batonmq.ha.shells.AutoSwitchListener`."""
 
     def __init__(
         self,

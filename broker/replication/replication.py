@@ -19,9 +19,8 @@ from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.tables.slave_sync import SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
-from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.node_secret import NONCE_BYTES, NodeSecret, Unproven
-from batonmq.ha.service import AutoSwitchHAService
+from batonmq.ha.shells import HAService
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
@@ -90,7 +89,7 @@ class Replication(ABC):
 
     @property
     @abstractmethod
-    def service(self) -> AutoSwitchHAService | ClassicHAService:
+    def service(self) -> HAService:
         """The HA service of this mode."""
 
     @abstractmethod

@@ -88,10 +88,10 @@ class Delivery:
         assert queue_id is not None
         message.topic, message.queue_id = topic, readable_queue(config, queue_id)
         try:
-            result = self._store.appender.put_stored(message)
+            result = self._store.appender.put_message(message, stored=True)
         except PutPropertiesTooLong:  # an older broker, or a Java one, left no space
             message.properties = without_properties(message.properties, _OWN)
-            result = self._store.appender.put_stored(message)
+            result = self._store.appender.put_message(message, stored=True)
         self._path.stats.put(topic, 1, result.size)
         self._path.schedule_flush()
         return True

@@ -79,7 +79,7 @@ class SendBackProcessor:
             topic, queue_id = retry_topic(group.group_name), int(self._random.random() * queues)
         origin = _once_more(failed, record, level)
         failed.topic, failed.queue_id = topic, queue_id
-        result = self._path.put_stored(failed)
+        result = self._path.put_message(failed, stored=True)
         # Each try counts for the topic that was sent to, not for the retry topic.
         self._path.stats.sent_back(origin.decode("utf-8", "replace"), group.group_name)
         self._path.schedule_flush()

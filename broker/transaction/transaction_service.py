@@ -343,7 +343,7 @@ class TransactionService(LogFeature):
         if not offsets:
             raise system_error(f"half message {half.msg_id} is being ended or checked right now")
         try:
-            self._store.appender.put_stored(copy)
+            self._store.appender.put_message(copy, stored=True)
             done = self._write_op(offsets)
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
@@ -371,7 +371,7 @@ class TransactionService(LogFeature):
         if self._table.is_waiting(transaction_key(copy.properties)) or place in self._resumed:
             raise system_error(f"{name}: a half message of its key waits already")
         copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
-        put = self._store.appender.put_stored(copy)
+        put = self._store.appender.put_message(copy, stored=True)
         self._resumed.add(place)
         self._path.schedule_flush()
         await self._path.wait_confirmed(put.end_offset, name)
@@ -394,7 +394,7 @@ class TransactionService(LogFeature):
         if place is None:
             raise system_error(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
         place = place[0], readable_queue(self._topics.existing(place[0]), place[1])
-        put = self._path.put_stored(committed(record, latest_offset, place))
+        put = self._path.put_message(committed(record, latest_offset, place), stored=True)
         # Until its op is put: an end that fails in between must not commit it again.
         self._store.recent_commits.append(latest_offset, put.physical_offset)
         self._path.schedule_flush()
@@ -483,7 +483,7 @@ class TransactionService(LogFeature):
     def _ask_producer(self, half: Half, record: memoryview, channel: Connection) -> None:
         copy = checked_once_more(record, half.checks + 1)
         place = real_place(copy.properties) or ("", 0)
-        put = self._store.appender.put_stored(copy)
+        put = self._store.appender.put_message(copy, stored=True)
         done = self._write_op([half.queue_offset])
         self._path.schedule_flush()
 
@@ -507,7 +507,7 @@ class TransactionService(LogFeature):
             self._topics.put_topic(topic_config(topic, 1))
         message = message_to_store(record)
         message.topic, message.queue_id = topic, QUEUE
-        self._store.appender.put_stored(message)
+        self._store.appender.put_message(message, stored=True)
         self._write_op([half.queue_offset])
         self._path.schedule_flush()
 

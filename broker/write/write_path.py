@@ -268,23 +268,15 @@ class WritePath:
         self._scheduled = False
         self._written_end = 0
 
-    def put_message(self, message: NewMessage) -> PutResult:
+    def put_message(self, message: NewMessage, *, stored: bool = False) -> PutResult:
         """Puts a message into its topic, or into the one where it waits (`put_hooks`); `message`
-        is changed then. Call `schedule_flush` next. Raises PutRefused, and BrokerRefusal
-        MESSAGE_ILLEGAL for an invalid delay property; nothing is stored then."""
+        is changed then. `stored`: as of `Appender.put_message`. Call `schedule_flush` next. Raises
+        PutRefused, and BrokerRefusal MESSAGE_ILLEGAL for an invalid delay property; nothing is
+        stored then."""
         # Two searches of the bytes: almost no message waits, and decoding properties costs more.
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
-        result = self.store.appender.put_message(message)
-        self.stats.put(message.topic, 1, result.size)
-        return result
-
-    def put_stored(self, message: NewMessage) -> PutResult:
-        """`put_message` for a message that was in the log before; maxMessageSize, which may have
-        been lowered since, does not apply."""
-        if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
-            self._hooks.apply(message, wall_ms())
-        result = self.store.appender.put_stored(message)
+        result = self.store.appender.put_message(message, stored=stored)
         self.stats.put(message.topic, 1, result.size)
         return result
 

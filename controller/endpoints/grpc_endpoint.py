@@ -27,11 +27,10 @@ import grpc
 import grpc.aio
 
 from batonmq.auth.guard import Guard
+from batonmq.controller import watch
 from batonmq.controller.endpoints.grpc_guard import SignedCalls, peer_of
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
-from batonmq.controller.liveness import watch
-from batonmq.controller.liveness.watch import BrokerWatch, SessionTable
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import (
     CommandTooLargeError,
@@ -47,6 +46,7 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
     ReportEvent,
 )
+from batonmq.controller.watch import BrokerWatch, SessionTable
 from batonmq.history.event import REASON_SIZE_MAX, HistoryEvent
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc

@@ -20,7 +20,6 @@ import msgspec
 from batonmq.auth.guard import Guard
 from batonmq.controller.config import RuntimeConfig
 from batonmq.controller.liveness.events import RemotingChannelClosed, RemotingHeartbeat
-from batonmq.controller.liveness.watch import BrokerWatch
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import (
@@ -36,6 +35,7 @@ from batonmq.controller.rules.commands import (
     NewMember,
     RegisterBroker,
 )
+from batonmq.controller.watch import BrokerWatch
 from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError

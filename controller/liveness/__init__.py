@@ -1,5 +1,5 @@
 """Which brokers are alive, as this node sees it first-hand, and which groups need an election.
 
-`core`, `broker_sessions` and `events` are pure. `watch` is the shell around them: it holds the open
-gRPC sessions and sends the answers that grant a master its lease.
+All of it is pure. `controller/watch` is the shell around it: it holds the open gRPC sessions and
+sends the answers that grant a master its lease.
 """

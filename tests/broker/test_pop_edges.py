@@ -141,7 +141,7 @@ async def test_r54_properties_without_space_for_a_handle_stop_no_group(rig, cloc
         await rig.send("T", b"small")
         rig.service.topics.of_group("%RETRY%g_T", 1)
         message = NewMessage(topic, 0, b"padded", pad, 0, None, None, 0, bytes(8))
-        rig.service.store.appender.put_stored(message)
+        rig.service.store.appender.put_message(message, stored=True)
         rig.service.path.schedule_flush()
     await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
     first = await pops.pop(rig)

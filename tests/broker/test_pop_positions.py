@@ -65,4 +65,4 @@ def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again()
     done: list[int] = []
     Reviver(path, topics, BrokerConfig(), lambda what, put: put()).revive(point, done)
     assert done == [0, 1]
-    path.store.appender.put_stored.assert_not_called()
+    path.store.appender.put_message.assert_not_called()

@@ -1,6 +1,6 @@
 """BrokerSession queues and the codec of views."""
 
-from batonmq.controller.liveness.watch import SessionTable
+from batonmq.controller.watch import SessionTable
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb, role_view_to_pb
 from batonmq.protocol.role_view import Replica, RoleView

@@ -19,7 +19,7 @@ from test_remoting_endpoint import Endpoint, endpoint, serving
 
 from batonmq.controller.endpoints import grpc_endpoint, grpc_places
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces
-from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
+from batonmq.controller.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.protocol.codes import ResponseCode

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from batonmq.controller.liveness.watch import STALL_MS, HeartbeatAnswers
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
+from batonmq.controller.watch import STALL_MS, HeartbeatAnswers
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from tests.shared.waiting import until
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from batonmq.controller import planned_switches
-from batonmq.controller.liveness.watch import SessionTable
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster
 from batonmq.controller.switch import OUTCOME_MS
+from batonmq.controller.watch import SessionTable
 from batonmq.protocol.codes import ResponseCode as Code
 
 NAME = "broker-a"

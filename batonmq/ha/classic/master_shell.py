@@ -16,8 +16,7 @@ from batonmq.ha.classic.wire import ReportReader
 from batonmq.ha.links import SlaveLink
 from batonmq.ha.master_core import SendBytes, SendLog
 from batonmq.ha.node_secret import Unproven
-from batonmq.ha.ports import ClassicListener
-from batonmq.ha.shells import MasterLinks, master_info
+from batonmq.ha.shells import ClassicListener, MasterLinks, master_info
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
 

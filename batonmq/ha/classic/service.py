@@ -15,14 +15,11 @@ from batonmq.ha.classic.slave_core import ClassicSlaveCore, MasterAddresses
 from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
-from batonmq.ha.links import OpenLinks, SlaveLink
-from batonmq.ha.node_secret import NodeSecret
-from batonmq.ha.ports import ClassicListener
-from batonmq.ha.shells import slave_info
+from batonmq.ha.links import SlaveLink
+from batonmq.ha.shells import ClassicListener, HAService, slave_info
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.tls import PortTls
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -31,10 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ClassicHAService:
+class ClassicHAService(HAService):
     """`needed_slaves`: how many slaves must have a write before it is acknowledged. `log_end_of`
     asks the broker at a remoting address for the end of its log; it raises BatonError or
     OSError."""
+
+    _mode = "classic"
 
     def __init__(
         self,
@@ -47,32 +46,14 @@ class ClassicHAService:
         log_end_of: Callable[[str], Awaitable[int]],
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        self._store = store
-        self._secret: NodeSecret | None = None
-        self._config = config
+        super().__init__(store, config, store_config, clock_ms)
         self._listener = listener
-        self._store_config = store_config
         self._needed_slaves = needed_slaves
         self._log_end_of = log_end_of
-        self._now_ms = clock_ms
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
         """On a slave: the offset set by RESET_MASTER_FLUSH_OFFSET (908); only shown."""
-        self._links_made = 0
-        self._open_links = OpenLinks()
-
-    async def start(
-        self, bind_host: str, tls: PortTls | None = None, secret: NodeSecret | None = None
-    ) -> int:
-        """Listens on haListenPort (see `OpenLinks.listen`); returns the port. `secret`: of the
-        nodes, if they prove it to each other."""
-        self._secret = secret
-        port = await self._open_links.listen(
-            self._new_link, bind_host, self._store_config.ha_listen_port, tls
-        )
-        log.info("ha_listening host=%s port=%d mode=classic", bind_host, port)
-        return port
 
     def lead(self) -> None:
         """Begins to act as master."""
@@ -142,7 +123,6 @@ class ClassicHAService:
             self._slave.flushed()
 
     def dial_now(self) -> None:
-        """On a slave: connects now, because there is disk space again."""
         if self._slave is not None:
             self._slave.dial_now()
 
@@ -150,12 +130,10 @@ class ClassicHAService:
 
     @property
     def following_problem(self) -> str:
-        """Why this slave cannot follow its master; "" if it can, or on a master."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
     def in_sync_count(self) -> int:
-        """On a master: itself and the slaves within the gap; else 1."""
         return 1 if self._master is None else 1 + self._master.core.slaves_within_gap()
 
     def is_followed_from(self, host: str) -> bool:
@@ -176,7 +154,6 @@ class ClassicHAService:
                 slave.name = name
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The body of the reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave

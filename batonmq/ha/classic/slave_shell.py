@@ -18,8 +18,7 @@ from batonmq.ha.classic.slave_core import (
 from batonmq.ha.classic.wire import Answer, ClassicFrameReader, FrameHead
 from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.node_secret import Unproven
-from batonmq.ha.ports import ClassicListener
-from batonmq.ha.shells import MasterFollower
+from batonmq.ha.shells import ClassicListener, MasterFollower
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.runtime import disk
