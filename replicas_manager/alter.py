@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
@@ -132,7 +131,7 @@ def alter_for(
     proposal: ev.ProposalRequested,
     view: RoleView,
     broker_id: int,
-    next_request_id: Callable[[], str],
+    request_id: str,
     *,
     ids_remembered: bool = True,
 ) -> OpenAlter | ev.ProposalRefused:
@@ -156,12 +155,7 @@ def alter_for(
         members.append((member_id, counted.get(member_id, replica.incarnation)))
     return OpenAlter(
         ev.SendAlter(
-            "",
-            next_request_id(),
-            *view.key,
-            tuple(members),
-            proposal.confirm_offset,
-            proposal.reason,
+            "", request_id, *view.key, tuple(members), proposal.confirm_offset, proposal.reason
         ),
         ids_remembered=ids_remembered,
     )

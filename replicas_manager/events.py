@@ -7,7 +7,7 @@ durable before the next one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from batonmq.protocol.role_view import RoleView
 
@@ -308,7 +308,7 @@ class Notice:
     """A log line: `event` and fields. `warning`: for operators."""
 
     event: str
-    fields: tuple[tuple[str, int | str], ...] = field(default=())
+    fields: tuple[tuple[str, int | str], ...] = ()
     warning: bool = False
 
 
@@ -318,17 +318,12 @@ Call = SendRegister | SendElect | SendAlter | FetchView
 """Each is one unary call to a controller, and ends in `Replied` or `Unanswered`."""
 
 Effect = (
-    SendRegister
+    Call
+    | RoleAction
     | SaveIdentity
     | OpenSessions
     | CloseSession
     | SendHeartbeat
-    | SendElect
-    | SendAlter
-    | FetchView
-    | BecomeMaster
-    | BecomeSlave
-    | StandDown
     | AdoptView
     | SetDead
     | ProposalRefused

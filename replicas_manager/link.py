@@ -41,22 +41,6 @@ class LogFacts:
     SyncStateSet takes this replica (R12); when it is cleared, the broker registers again."""
 
 
-class Proposal(Protocol):
-    """A SyncStateSet that a master's HA service proposes (`ha` has the class)."""
-
-    @property
-    def new_set(self) -> frozenset[int]:
-        """The broker ids of the whole new set, master included."""
-
-    @property
-    def reason(self) -> str:
-        """For the history: "expand", "shrink: ack 600 ms old", ..."""
-
-    @property
-    def confirm_offset(self) -> int:
-        """confirmOffset when the proposal was made."""
-
-
 class BrokerActions(Protocol):
     """Role changes and planned switches, carried out by the broker. During one of the three role
     changes newer views may be taken and stored, and only the newest is carried out next. A role

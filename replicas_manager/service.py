@@ -28,7 +28,6 @@ from batonmq.replicas_manager.link import (
     ControllerLink,
     DurableFacts,
     LinkEvents,
-    Proposal,
     SyncStateSetActions,
 )
 from batonmq.replicas_manager.remoting_link import RemotingLink
@@ -122,14 +121,15 @@ class ReplicasManager:
         `runtime.clock.boot_ms`."""
         return self._state is not None and self._state.lease_valid(now_ms)
 
-    def propose(self, proposal: Proposal) -> None:
-        """Proposes a new SyncStateSet. One at a time: the next only after an outcome (R11)."""
+    def propose(self, new_set: frozenset[int], reason: str, confirm_offset: int) -> None:
+        """As master, proposes a new SyncStateSet. One at a time: the next only after an outcome
+        (R11). `reason`: for the history. `confirm_offset`: of the moment of the proposal."""
         runner = self._runner
         assert runner is not None, "a proposal comes from a master"
         event = ev.ProposalRequested(
-            new_set=proposal.new_set,
-            reason=proposal.reason,
-            confirm_offset=proposal.confirm_offset,
+            new_set=new_set,
+            reason=reason,
+            confirm_offset=confirm_offset,
             based_on=runner.delivered_key,
             processes=runner.delivered_processes,
         )

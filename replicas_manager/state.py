@@ -417,13 +417,8 @@ class ReplicasState:
             code = ResponseCode.CONTROLLER_INVALID_MASTER
             return [ev.ProposalRefused(code, "this broker is not master")]
         assert self.open_alter is None, "one Alter in flight (R11)"
-        alter = alter_for(
-            event,
-            view,
-            self.current.broker_id,
-            self._next_request_id,
-            ids_remembered=not self._java,
-        )
+        own_id, request_id = self.current.broker_id, self._next_request_id()
+        alter = alter_for(event, view, own_id, request_id, ids_remembered=not self._java)
         if isinstance(alter, ev.ProposalRefused):
             return [alter]
         self.open_alter = alter

@@ -247,7 +247,7 @@ class ControllerReplication(Replication):
             self.manager.acks_changed()
 
     def on_proposal(self, proposal: SetProposal) -> None:
-        self.manager.propose(proposal)
+        self.manager.propose(proposal.new_set, proposal.reason, proposal.confirm_offset)
 
     def on_slave_following(self, broker_id: int) -> None:
         log.info("slave_following broker_id=%d", broker_id)

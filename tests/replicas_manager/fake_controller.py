@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -58,15 +57,6 @@ def view_message(
         ],
         raft_index=100 * epoch + set_epoch,
     )
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A set that a master proposes."""
-
-    new_set: frozenset[int]
-    reason: str = "expand"
-    confirm_offset: int = 0
 
 
 class NoSwitch:

@@ -23,7 +23,7 @@ VIEW = RoleView(
 def asked(counted: dict[int, str] | None = None) -> OpenAlter:
     """For the set {1, 2, 3}; `counted`: the processes whose acks counted."""
     proposal = ev.ProposalRequested(frozenset({1, 2, 3}), "why", 700, (3, 5), counted)
-    made = alter_for(proposal, VIEW, 1, lambda: "request-1")
+    made = alter_for(proposal, VIEW, 1, "request-1")
     assert isinstance(made, OpenAlter)
     return made
 

@@ -92,7 +92,7 @@ async def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has():
     """A newer one may be on its way to it: on that the proposal knows nothing."""
     scene = Scene()
     scene.manager._runner = Mock(delivered_key=(3, 7))
-    scene.manager.propose(Mock(new_set=frozenset({1, 2}), reason="3 is silent", confirm_offset=500))
+    scene.manager.propose(frozenset({1, 2}), "3 is silent", confirm_offset=500)
     await asyncio.sleep(0)
     (event,) = scene.events
     assert isinstance(event, ev.ProposalRequested)

@@ -28,9 +28,8 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import remoting_link
 from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
-from batonmq.replicas_manager.remoting_calls import PeerNames
+from batonmq.replicas_manager.remoting_calls import LeaderInfo, PeerNames
 from batonmq.replicas_manager.remoting_link import RemotingLink
-from batonmq.replicas_manager.remoting_requests import LeaderInfo
 from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_controller import FakeController, RecordingBroker, Wanted, manager_config, view_message
+from fake_controller import FakeController, RecordingBroker, manager_config, view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import CorruptLogError
@@ -421,7 +421,7 @@ async def test_r11_an_alter_without_an_answer_is_the_same_request_again(
             raise AssertionError
 
         scene.controller.handlers["AlterSyncStateSet"] = hang
-        manager.propose(Wanted(frozenset({1, 2}), confirm_offset=44))
+        manager.propose(frozenset({1, 2}), "expand", confirm_offset=44)
         await hanging.wait()
         scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
             view=view_message(1, 1, 2, [1, 2], {1: "life", 2: "life-2"})

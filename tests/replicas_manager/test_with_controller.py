@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fake_controller import RecordingBroker, Wanted, manager_config
+from fake_controller import RecordingBroker, manager_config
 from local_log import LocalLog, alone
 
 from batonmq.controller.raft.log import Machine
@@ -81,14 +81,15 @@ class Replica(RecordingBroker):
     def adopt_view(self, view: RoleView) -> None:
         self._note("set", view.sync_state_set)
 
-    async def proposes(self, wanted: Wanted) -> None:
+    async def proposes(self, *wanted: int) -> None:
         """Proposes until it is so: a member that the controller has not heard yet is refused."""
+        new_set = frozenset(wanted)
         async with asyncio.timeout(10):
-            while ("set", wanted.new_set) not in self.calls:
+            while ("set", new_set) not in self.calls:
                 self._changed.clear()
                 answers = self.answered()
-                self.manager.propose(wanted)
-                while self.answered() == answers and ("set", wanted.new_set) not in self.calls:
+                self.manager.propose(new_set, "expand", 0)
+                while self.answered() == answers and ("set", new_set) not in self.calls:
                     await self._changed.wait()
                     self._changed.clear()
 
@@ -139,7 +140,7 @@ class Group:
         await first.until("lease", True)
         second = await self.join(2)
         await second.until("slave", 1, 1)
-        await first.proposes(Wanted(frozenset({1, 2})))
+        await first.proposes(1, 2)
         await second.until("set", frozenset({1, 2}))
         assert (first.manager.role, second.manager.role) == (Role.MASTER, Role.SLAVE)
         assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
