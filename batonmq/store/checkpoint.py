@@ -81,20 +81,6 @@ class StoreCheckpoint:
     """Values in memory, written by `flush`; timestamps in ms. A file that is missing or of another
     length, or with what no broker writes, reads as zeros: recovery then reads the whole log."""
 
-    __slots__ = (
-        "_fd",
-        "_log",
-        "_path",
-        "_written",
-        "confirm_phy_offset",
-        "index_msg_timestamp",
-        "logics_msg_timestamp",
-        "master_flushed_offset",
-        "physic_msg_timestamp",
-        "queue_totals",
-        "recovery_offset",
-    )
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1

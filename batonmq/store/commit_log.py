@@ -78,10 +78,6 @@ def _take_back(path: Path, growing: Path) -> None:
 class Segment:
     """The bytes [start_offset, start_offset + size) of the log. Positions count from its start."""
 
-    __slots__ = (
-        "_closed", "_fd", "_health", "_map", "_sync_lock", "_view", "path", "size", "start_offset",
-    )  # fmt: skip
-
     def __init__(self, path: Path, size: int, health: StoreHealth) -> None:
         """Opens a file of exactly `size` bytes."""
         self._health = health

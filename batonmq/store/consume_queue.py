@@ -49,8 +49,6 @@ class SharedByQueues:
     to do. `ends_total`: the sum of the next offsets of those that have a file or a unit;
     `begins_total`: of the first units in their files."""
 
-    __slots__ = ("begins_total", "dirty", "ends_total")
-
     def __init__(self) -> None:
         self.dirty: dict[ConsumeQueue, None] = {}
         self.ends_total = 0

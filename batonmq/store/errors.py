@@ -18,10 +18,6 @@ class CorruptQueueError(CorruptLogError):
 class PutRefused(BatonError):
     """A message was not stored, and nothing of it is in the log."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
 
 class PutUnavailable(PutRefused):
     """This broker takes no writes now: not a master, disk full, damaged."""
@@ -43,12 +39,7 @@ class StoreFormatError(BatonError):
     """A file does not fit the configuration: an operator must decide."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(path, what)
-        self.path = path
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
+        super().__init__(f"{path}: {what}")
 
 
 class IndexFailedError(BatonError):
@@ -59,16 +50,7 @@ class TruncationRefused(BatonError):
     """The cut would drop confirmed bytes (R23) or is not at a record boundary."""
 
     def __init__(self, offset: int, confirm_offset: int, what: str) -> None:
-        super().__init__(offset, confirm_offset, what)
-        self.offset = offset
-        self.confirm_offset = confirm_offset
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"truncation to {self.offset} refused: {self.what} "
-            f"(confirmOffset {self.confirm_offset})"
-        )
+        super().__init__(f"truncation to {offset} refused: {what} (confirmOffset {confirm_offset})")
 
 
 class StoreStateError(BatonError):
@@ -84,19 +66,11 @@ class CutUnfinishedError(StoreFailedError):
     where it failed. `intent`: the file that keeps it pending."""
 
     def __init__(self, offset: int, file: Path, intent: Path, cause: Exception) -> None:
-        super().__init__(offset, file, intent, cause)
-        self.offset = offset
-        self.file = file
-        self.intent = intent
-        self.cause = cause
-
-    def __str__(self) -> str:
-        cause, root = self.cause, self.intent.parent
+        self.cause, root = cause, intent.parent
         is_short = isinstance(cause, OSError) and disk.is_short(cause)
         needed = f"free 1 MiB on the disk of {root}" if is_short else f"see to the disk of {root}"
         reason = getattr(cause, "strerror", None) or repr(cause)
-        return (
-            f"the log could not be cut at {self.offset}: {self.file}: {reason}; {needed}, then "
-            f"start this broker again: it finishes the cut first ({self.intent.name}), and does "
-            "nothing until then"
+        super().__init__(
+            f"the log could not be cut at {offset}: {file}: {reason}; {needed}, then start this"
+            f" broker again: it finishes the cut first ({intent.name}), and does nothing until then"
         )

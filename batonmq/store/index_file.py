@@ -50,23 +50,6 @@ def file_size(slot_num: int, index_num: int) -> int:
 class IndexFile:
     """The newest file may grow; all may be queried and cut. One thread only."""
 
-    __slots__ = (
-        "_entries_at",
-        "_handles",
-        "_index_num",
-        "_is_header_late",
-        "_late_heads",
-        "_slot_num",
-        "_table",
-        "begin_phy_offset",
-        "begin_timestamp",
-        "count",
-        "end_phy_offset",
-        "end_timestamp",
-        "path",
-        "used_slots",
-    )
-
     def __init__(self, path: Path, slot_num: int, index_num: int, handles: FileHandles) -> None:
         """Opens an existing file. Raises ValueError if it is not an index file."""
         self.path = path

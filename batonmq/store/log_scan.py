@@ -307,8 +307,6 @@ class VerifiedLog:
     boundary. Records below `start` are checked when they are first read; bytes above `end` wait for
     `verify`."""
 
-    __slots__ = ("_log", "end", "start")
-
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self.start = 0

@@ -208,7 +208,7 @@ class PullProcessor:
             return True
         if self._relay.enabled and not marked:
             return False
-        self._write(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, GO_BACK, at, begins, ends)
+        self._write(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, GO_BACK, at)
         return True
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
@@ -340,8 +340,7 @@ class PullProcessor:
             if may_hold:
                 self._keep(pull, offset, deadline_ms)
             else:
-                shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
-                self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
+                self._write(pull, ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", offset)
             return
         progress = PositionReport(pull.group.group_name, topic, queue_id, offset)
         reset_to = where_reset(self._gate, self._offsets, progress)
@@ -404,8 +403,7 @@ class PullProcessor:
         return self._offsets.is_old(group, pull.topic, pull.queue_id, offset, first_offset_of)
 
     def _move(self, pull: Pull, offset: int) -> None:
-        shown = self._visible(pull.topic, pull.queue_id)
-        self._write(pull, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset, *shown)
+        self._write(pull, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset)
 
     def _write_result(self, pull: Pull, offset: int, code: int, result: GetMessageResult) -> None:
         next_offset = result.next_begin_offset
@@ -430,11 +428,9 @@ class PullProcessor:
             size = sum(map(len, parts))
         pull.channel.write(pull_frame(header, size, parts))
 
-    def _write(
-        self, pull: Pull, code: int, remark: str, next_offset: int, begins: int, ends: int
-    ) -> None:
+    def _write(self, pull: Pull, code: int, remark: str, next_offset: int) -> None:
         """A reply without messages."""
-        offsets = PullOffsets(next_offset, begins, ends)
+        offsets = PullOffsets(next_offset, *self._visible(pull.topic, pull.queue_id))
         flags = self._flags(pull, is_slow=False)
         pull.channel.write(
             pull_frame(pull_header(pull.opaque, code, remark, offsets, flags), 0, [])

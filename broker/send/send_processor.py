@@ -144,9 +144,9 @@ class SendProcessor:
             return None
         if request is None:
             request = decode_send(kind, header)
-        if request.ext.batch or request.code == _BATCH_CODE:
-            return self._batch(channel, request, kind, header, body)
         try:
+            if request.ext.batch or request.code == _BATCH_CODE:
+                return self._batch(channel, request, kind, header, body)
             self._put_one(channel, request, body)
         except BatonError as exc:
             self._not_put(exc, request, channel, kind, header, body)
@@ -156,22 +156,17 @@ class SendProcessor:
         self, channel: Connection, request: SendFrame, kind: int, header: bytes, body: bytes
     ) -> Later:
         """Puts a small batch at once, so that sends of a connection stay in order. A large one is
-        checked and encoded over several turns, then put in one (R58)."""
-        try:
-            topic, queue_id = self._target(request.ext)
-            messages = self._messages(channel, request.ext, topic, queue_id, body)
-            first = list(islice(messages, BATCH_AT_ONCE))
-            if len(first) < BATCH_AT_ONCE:
-                results = self._store.appender.put_batch(first)
-                self._batch_put(
-                    channel, request, topic, queue_id,
-                    BatchResult.of(results), [message.uniq_key for message in first],
-                )  # fmt: skip
-                return None
-            batch = self._store.appender.encoded_batch(topic, queue_id)
-        except BatonError as exc:
-            self._not_put(exc, request, channel, kind, header, body)
+        checked and encoded over several turns, then put in one (R58). Raises BatonError; later
+        errors are answered here."""
+        topic, queue_id = self._target(request.ext)
+        messages = self._messages(channel, request.ext, topic, queue_id, body)
+        first = list(islice(messages, BATCH_AT_ONCE))
+        if len(first) < BATCH_AT_ONCE:
+            result = BatchResult.of(self._store.appender.put_batch(first))
+            unique_keys = [message.uniq_key for message in first]
+            self._batch_put(channel, request, topic, queue_id, result, unique_keys)
             return None
+        batch = self._store.appender.encoded_batch(topic, queue_id)
 
         async def later() -> None:
             try:
