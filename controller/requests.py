@@ -134,11 +134,7 @@ class ControllerRequests:
             controller_epoch=self.state.controller_epoch,
             log=status,
             peers=self._peers,
-            problems=(
-                *status.problems,
-                *self._more_problems(),
-                *_first(self._liveness.problems()),
-            ),
+            problems=(*status.problems, *self._more_problems(), *_first(self._liveness.problems())),
         )
 
     async def submit(self, command: AnyCommand) -> CommandResult:

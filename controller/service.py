@@ -27,12 +27,7 @@ from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
 from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
-from batonmq.controller.rules.commands import (
-    NoteEvent,
-    ReplicasChanged,
-    RoleChanged,
-    SetChanged,
-)
+from batonmq.controller.rules.commands import NoteEvent, ReplicasChanged, RoleChanged, SetChanged
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.watch import BrokerWatch, LeadOffers, SessionTable
 from batonmq.history.event import EventKind
@@ -167,11 +162,7 @@ class ControllerService:
         if self._rules_change is not None:
             self._rules_change.cancel()
         await self._notes.close()
-        for step in (
-            self._grpc_endpoint.close,
-            self._remoting_endpoint.close,
-            self._notices.close,
-        ):
+        for step in (self._grpc_endpoint.close, self._remoting_endpoint.close, self._notices.close):
             await _within(CLOSE_STEP_TIMEOUT_S, step)
         await self._log.close()
         self._history.close()

@@ -12,11 +12,7 @@ from typing import Literal
 
 from batonmq.auth.signature import Signer
 from batonmq.protocol.numbers import PORT_MAX, host_and_port
-from batonmq.runtime.lease_times import (
-    PAUSE_ALLOWED_MS,
-    check_lease_times,
-    silence_above_ms,
-)
+from batonmq.runtime.lease_times import PAUSE_ALLOWED_MS, check_lease_times, silence_above_ms
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]

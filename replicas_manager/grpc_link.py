@@ -182,11 +182,7 @@ class GrpcLink:
         asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
         self._secret = facts.secret
         self._calls = ControllerCalls(
-            self._config,
-            facts,
-            self._channels,
-            self._events.log_facts,
-            self._outcome,
+            self._config, facts, self._channels, self._events.log_facts, self._outcome
         )
 
     def _outcome(self, event: ev.Event) -> None:

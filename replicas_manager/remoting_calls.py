@@ -76,9 +76,7 @@ class PeerName:
             return cls()
         ext = reply.ext
         return cls(
-            ext.get(INCARNATION_FIELD, ""),
-            ext.get(LOG_ID_FIELD, ""),
-            ext.get(HA_ADDRESS_FIELD, ""),
+            ext.get(INCARNATION_FIELD, ""), ext.get(LOG_ID_FIELD, ""), ext.get(HA_ADDRESS_FIELD, "")
         )
 
 

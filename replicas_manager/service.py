@@ -17,12 +17,7 @@ from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.grpc_link import GrpcLink
-from batonmq.replicas_manager.identity import (
-    IdentityFile,
-    IncarnationLog,
-    LoadedIdentity,
-    RoleFile,
-)
+from batonmq.replicas_manager.identity import IdentityFile, IncarnationLog, LoadedIdentity, RoleFile
 from batonmq.replicas_manager.link import (
     BrokerActions,
     ControllerLink,
@@ -172,11 +167,7 @@ class ReplicasManager:
         current, secret = self._state.current, self._name.secret
         self._link.begin(
             DurableFacts(
-                identity.check_code,
-                earlier_incarnations,
-                current,
-                secret,
-                identity.folder_secret,
+                identity.check_code, earlier_incarnations, current, secret, identity.folder_secret
             )
         )
         self._runner = RoleRunner(

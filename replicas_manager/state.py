@@ -157,11 +157,7 @@ class ReplicasState:
             *self.registration.due(now_ms, deadlines, target, current.broker_id)
         ]
         effects += controllers.due(
-            now_ms,
-            deadlines,
-            current.heartbeat_key,
-            master=is_master,
-            report_loss=self.registered,
+            now_ms, deadlines, current.heartbeat_key, master=is_master, report_loss=self.registered
         )
         effects += self._lease.due(
             now_ms,
@@ -253,11 +249,7 @@ class ReplicasState:
         # The group was cleaned, or the controllers lost their state.
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
             self.registration.begin(now_ms + RETRY_FIRST_MS)
-        fields = (
-            ("controller", event.controller),
-            ("code", event.code),
-            ("remark", event.remark),
-        )
+        fields = (("controller", event.controller), ("code", event.code), ("remark", event.remark))
         return [ev.Notice("session_refused", fields, warning=True)]
 
     def _on_answer(self, event: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
@@ -305,10 +297,7 @@ class ReplicasState:
         """A new leader: sends it every waiting request at once."""
         self.registration.retry_now(now_ms)
         self._elections.retry_now(now_ms)
-        fields = (
-            ("controller", leader),
-            ("controller_epoch", self.controllers.controller_epoch),
-        )
+        fields = (("controller", leader), ("controller_epoch", self.controllers.controller_epoch))
         effects: list[ev.Effect] = [ev.Notice("controller_leader", fields)]
         effects += self.controllers.back()
         if self.open_alter is not None:

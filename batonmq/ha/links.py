@@ -10,12 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
-from batonmq.runtime.sockets import (
-    address_of,
-    dialled_place,
-    limit_unacknowledged_of,
-    listening_as,
-)
+from batonmq.runtime.sockets import address_of, dialled_place, limit_unacknowledged_of, listening_as
 from batonmq.runtime.tls import PortTls, node_names, refused_names, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 
@@ -300,10 +295,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         try:
             host, port = dialled_place(address)
             await loop.create_connection(
-                lambda: self,
-                host,
-                port,
-                ssl=tls.dials if tls is not None else None,
+                lambda: self, host, port, ssl=tls.dials if tls is not None else None
             )
         except asyncio.CancelledError:
             self._dial_cancelled()

@@ -33,10 +33,7 @@ class Registrations:
     prove; None: they do not."""
 
     def __init__(
-        self,
-        own: HAIdentity,
-        replicas: Sequence[Replica] = (),
-        secret: NodeSecret | None = None,
+        self, own: HAIdentity, replicas: Sequence[Replica] = (), secret: NodeSecret | None = None
     ) -> None:
         self.own = own
         self.secret = secret

@@ -33,13 +33,7 @@ from batonmq.ha.received_log import (
     epochs_after,
     judge_log,
 )
-from batonmq.ha.slave_policy import (
-    EPOCHS_AHEAD_MAX,
-    NEVER_MS,
-    MasterSilence,
-    Redial,
-    SlavePolicy,
-)
+from batonmq.ha.slave_policy import EPOCHS_AHEAD_MAX, NEVER_MS, MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
     HAIdentity,
     MasterHandshake,

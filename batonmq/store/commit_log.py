@@ -27,12 +27,7 @@ from typing import Final
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.numbers import natural_number
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import (
-    data_extents,
-    replace_file,
-    sync_directory,
-    write_all,
-)
+from batonmq.runtime.durable_file import data_extents, replace_file, sync_directory, write_all
 from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import StoreFormatError
 

@@ -23,12 +23,11 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from batonmq.auth.policy import UserWrapper
 from batonmq.broker.request_fields import system_error
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.broker_tables import BrokerTables as BrokerTables
+from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.consumer_offset import OffsetTable
 from batonmq.broker.tables.queue_locks import QueueLockTable
 from batonmq.protocol.bodies import (
@@ -45,6 +44,7 @@ from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.backoff import Backoff, pause_ms
 from batonmq.runtime.tasks import pass_on_assertion
 from batonmq.runtime.turns import in_turns, result_of
+from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +101,6 @@ class Followed:
     master_epoch: int
 
 
-class LogEnd(Protocol):
-    """The end (exclusive) of this replica's log; `MessageStore` has it."""
-
-    @property
-    def max_phy_offset(self) -> int: ...
-
-
 class SlaveSynchronize:
     """A task that fetches the tables of the current master. `followed` is None on a master."""
 
@@ -117,11 +110,11 @@ class SlaveSynchronize:
         tables: BrokerTables,
         interval_ms: int,
         tables_changed: Callable[[], None],
-        log_end: LogEnd,
+        store: MessageStore,
     ) -> None:
         self._client = client
         self._tables = tables
-        self._log_end = log_end
+        self._store = store
         self._interval_s = interval_ms / 1000
         self._tables_changed = tables_changed
         self.followed: Followed | None = None
@@ -297,7 +290,7 @@ class SlaveSynchronize:
         # A member's log does at once: the offset was confirmed when the master answered.
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + LOG_WAIT_S
-        while offset is not None and self._log_end.max_phy_offset < offset:
+        while offset is not None and self._store.max_phy_offset < offset:
             if followed is not self.followed or loop.time() >= give_up_s:
                 return False
             await asyncio.sleep(LOG_POLL_S)

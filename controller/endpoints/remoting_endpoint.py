@@ -273,8 +273,7 @@ class RemotingEndpoint:
         view = self._requests.view(name)
         if view is None:
             raise BrokerRefusal(
-                ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
-                f"no broker group named {name}",
+                ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST, f"no broker group named {name}"
             )
         ext: dict[str, str | int | bool | None] = {"masterEpoch": view.master_epoch}
         if view.master_broker_id is not None:

@@ -541,11 +541,7 @@ class LivenessCore:
         return SilenceVerdict("unknown", "first_election", now_ms)
 
     def _elect(
-        self,
-        group: BrokerGroup,
-        need: SilenceVerdict,
-        elsewhere: frozenset[int],
-        now_ms: int,
+        self, group: BrokerGroup, need: SilenceVerdict, elsewhere: frozenset[int], now_ms: int
     ) -> list[ev.LivenessEffect]:
         watch = self._watch(group.broker_name)
         name = group.broker_name
@@ -568,10 +564,6 @@ class LivenessCore:
             return []
         return [
             ev.ProposeElect(
-                group.broker_name,
-                group.master_epoch,
-                need.reason,
-                need.since_ms,
-                need.silent_ms,
+                group.broker_name, group.master_epoch, need.reason, need.since_ms, need.silent_ms
             )
         ]

@@ -51,13 +51,7 @@ from batonmq.controller.raft.log import DigestWatch, Heard
 # Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader: a
 # command enters the log only at a node whose gate is open.
 _RAFT_MESSAGES: Final = frozenset(
-    {
-        "request_vote",
-        "response_vote",
-        "append_entries",
-        "next_node_idx",
-        "timeout_now",
-    }
+    {"request_vote", "response_vote", "append_entries", "next_node_idx", "timeout_now"}
 )
 # Not `state_digest`: versions that send that name compare it with states of other rules too.
 _STATE_DIGEST: Final = "digest"
@@ -227,8 +221,7 @@ class MendedTransport(ElectionTransport):
             answer = self.digests.compare(node.id, index, digest)
             if answer is not None and not message.get("answer"):
                 self.send(
-                    node,
-                    {"type": _STATE_DIGEST, "index": index, "digest": answer, "answer": True},
+                    node, {"type": _STATE_DIGEST, "index": index, "digest": answer, "answer": True}
                 )
 
     def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:

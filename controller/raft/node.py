@@ -28,10 +28,7 @@ from pysyncobj.syncobj import SyncObj, SyncObjException, replicated
 from batonmq.controller.config import Peer, RaftTimings
 from batonmq.controller.raft import transport
 from batonmq.controller.raft.cipher import read_cipher
-from batonmq.controller.raft.election_messages import (
-    election_window_ms,
-    majority_since,
-)
+from batonmq.controller.raft.election_messages import election_window_ms, majority_since
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage, check_log, has_commands
 from batonmq.controller.raft.log import (
     Applied,

@@ -21,12 +21,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from batonmq.controller.rules.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
-from batonmq.controller.rules.elect_policy import (
-    Choice,
-    behind_reported,
-    choose_master,
-    why_stale,
-)
+from batonmq.controller.rules.elect_policy import Choice, behind_reported, choose_master, why_stale
 from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,

@@ -245,9 +245,7 @@ def _marked(
     by_evidence = bool(found) or (record.suspect and not record.suspect_told)
     by_report = bool(reported) or (record.suspect_told and not withdrawn)
     return msgspec.structs.replace(
-        renewed,
-        suspect=by_evidence or by_report,
-        suspect_told=by_report and not by_evidence,
+        renewed, suspect=by_evidence or by_report, suspect_told=by_report and not by_evidence
     )
 
 

@@ -295,10 +295,7 @@ def _result(change: GroupChange, live: tuple[LiveBroker, ...], index: int) -> Co
 
 
 def _effects_of(
-    before: BrokerGroup | None,
-    after: BrokerGroup | None,
-    live: tuple[LiveBroker, ...],
-    index: int,
+    before: BrokerGroup | None, after: BrokerGroup | None, live: tuple[LiveBroker, ...], index: int
 ) -> tuple[Effect, ...]:
     """At most one effect: its view has all that changed. None of a group that was removed."""
     # By comparison, not by command: no rule can forget to announce what it changed.

@@ -64,12 +64,7 @@ class ClassicSlaveCore:
     `flushed`: only with haSyncFlush. `secret`: of the nodes; None: peers need no proof.
     """
 
-    def __init__(
-        self,
-        policy: SlavePolicy,
-        now_ms: int,
-        secret: NodeSecret | None = None,
-    ) -> None:
+    def __init__(self, policy: SlavePolicy, now_ms: int, secret: NodeSecret | None = None) -> None:
         self.policy = policy
         self._secret = secret
         self.unproven = ""
