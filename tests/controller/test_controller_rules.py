@@ -23,12 +23,7 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
 from batonmq.controller.rules.group_rules import LAG_BYTES_MAX
-from batonmq.controller.rules.groups import (
-    EPOCH_MAX,
-    BrokerGroup,
-    fill_alive,
-    living_replicas,
-)
+from batonmq.controller.rules.groups import EPOCH_MAX, BrokerGroup, fill_alive, living_replicas
 from batonmq.controller.rules.registration import BROKER_ID_MAX, REASON_MASTER_RESTARTED
 from batonmq.controller.rules.state import ANSWERS_MAX, ControllerState, SnapshotError
 from batonmq.history.event import REPORT_SIZE_MAX

@@ -126,11 +126,7 @@ def test_what_the_leader_does_by_itself(group, live, facts, expected):
 
 @pytest.mark.parametrize(
     ("reported", "given"),
-    [
-        (EPOCH_MAX - 10, EPOCH_MAX - 1),
-        (EPOCH_MAX - 1, EPOCH_MAX - 1),
-        (EPOCH_MAX, EPOCH_MAX),
-    ],
+    [(EPOCH_MAX - 10, EPOCH_MAX - 1), (EPOCH_MAX - 1, EPOCH_MAX - 1), (EPOCH_MAX, EPOCH_MAX)],
 )
 def test_r47_epochs_above_those_of_restored_controllers_stay_epochs(reported, given):
     """The rules add one to what the named replica reports, and to what no other one may exceed."""

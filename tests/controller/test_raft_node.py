@@ -71,9 +71,7 @@ def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks():
     def wait_s(state: int, left_s: float, *, is_apart: bool = False) -> float:
         conf = SimpleNamespace(appendEntriesPeriod=0.1)
         node = SimpleNamespace(
-            raft_state=state,
-            transport=SimpleNamespace(is_apart=is_apart),
-            _SyncObj__conf=conf,
+            raft_state=state, transport=SimpleNamespace(is_apart=is_apart), _SyncObj__conf=conf
         )
         of = "newAppendEntriesTime" if state == leader else "raftElectionDeadline"
         setattr(node, f"_SyncObj__{of}", boot_s() + left_s)

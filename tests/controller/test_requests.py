@@ -65,9 +65,7 @@ class Leader:
         """What becomes of a proposal, where it is not applied at once."""
         runtime = RuntimeConfig(
             ControllerConfig(
-                controller_peers="n0-127.0.0.1:9878;n1-h1:9878",
-                controller_self_id="n0",
-                **config,
+                controller_peers="n0-127.0.0.1:9878;n1-h1:9878", controller_self_id="n0", **config
             )
         )
         myself: Any = self  # its gate and its log, too

@@ -14,12 +14,7 @@ from batonmq.ha.classic.master_core import (
     ClassicPolicy,
     SlavesMissing,
 )
-from batonmq.ha.classic.slave_core import (
-    AskLogEnd,
-    ClassicPhase,
-    ClassicSlaveCore,
-    MasterAddresses,
-)
+from batonmq.ha.classic.slave_core import AskLogEnd, ClassicPhase, ClassicSlaveCore, MasterAddresses
 from batonmq.ha.classic.wire import (
     BODY_SIZE_MAX,
     ClassicFrameReader,

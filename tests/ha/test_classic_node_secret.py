@@ -16,12 +16,7 @@ import pytest
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
 from batonmq.ha.classic.service import ClassicHAService
-from batonmq.ha.classic.slave_core import (
-    AskLogEnd,
-    ClassicPhase,
-    ClassicSlaveCore,
-    MasterAddresses,
-)
+from batonmq.ha.classic.slave_core import AskLogEnd, ClassicPhase, ClassicSlaveCore, MasterAddresses
 from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import (
     Answer,

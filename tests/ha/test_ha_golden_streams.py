@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.ha.java_peer import NO_EPOCH
-from batonmq.ha.master_core import (
-    CloseConnection,
-    MasterCore,
-    MasterPolicy,
-    SendBytes,
-    SendLog,
-)
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.wire import (
@@ -67,11 +61,7 @@ def our_master(stream, *, written, recorded):
     master_id, _, epoch, _, _ = STREAMS[stream]
     history = [e for e in HISTORY if e[0] <= epoch]
     sync = mastership(
-        recorded,
-        broker_id=master_id,
-        epoch=epoch,
-        start=history[-1][1],
-        written=written,
+        recorded, broker_id=master_id, epoch=epoch, start=history[-1][1], written=written
     )
     policy = MasterPolicy(segment_size=1 << 20, batch_bytes=32 << 10)
     return MasterCore(

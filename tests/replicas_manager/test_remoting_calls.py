@@ -14,12 +14,7 @@ from batonmq.protocol.role_view import Replica
 from batonmq.remoting.command import RemotingCommand
 from batonmq.replicas_manager.config import remoting_timings
 from batonmq.replicas_manager.link import LogFacts
-from batonmq.replicas_manager.remoting_calls import (
-    LeaderInfo,
-    PeerName,
-    Requests,
-    group_view,
-)
+from batonmq.replicas_manager.remoting_calls import LeaderInfo, PeerName, Requests, group_view
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "remoting"
 GROUP = ("DefaultCluster", "broker-a")

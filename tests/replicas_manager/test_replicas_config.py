@@ -3,11 +3,7 @@
 import pytest
 from power_cut import watching
 
-from batonmq.replicas_manager.config import (
-    SessionTimings,
-    controller_addresses,
-    remoting_timings,
-)
+from batonmq.replicas_manager.config import SessionTimings, controller_addresses, remoting_timings
 from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
 
 
@@ -87,8 +83,7 @@ def test_a_temporary_identity_of_another_broker_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end",
-    [b"", b"#", b"#0", b"#-1", b"#x", "#\u00b2".encode(), b"#" + b"9" * 5000, b"\xff"],
+    "end", [b"", b"#", b"#0", b"#-1", b"#x", "#\u00b2".encode(), b"#" + b"9" * 5000, b"\xff"]
 )
 def test_an_identity_whose_id_is_none_is_refused(tmp_path, end):
     (tmp_path / "brokerIdentity").write_bytes(b"C#broker-a" + end)

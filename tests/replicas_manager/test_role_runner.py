@@ -43,12 +43,7 @@ class Scene:
         self.epochs = EpochStore(self.persist, 0, self.stored.append)
         broker: Any = self
         self.runner = RoleRunner(
-            broker,
-            broker,
-            self.epochs,
-            self.on_failed,
-            self.on_disk_full,
-            self.fatal.append,
+            broker, broker, self.epochs, self.on_failed, self.on_disk_full, self.fatal.append
         )
 
     def on_failed(self, failed: RoleView) -> None:

@@ -20,11 +20,7 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.config import (
-    Protocol,
-    SessionTimings,
-    controller_addresses,
-)
+from batonmq.replicas_manager.config import Protocol, SessionTimings, controller_addresses
 from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager

@@ -18,12 +18,7 @@ from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.store import appender, dispatch
 from batonmq.store.consume_queue import Boundary
-from batonmq.store.errors import (
-    PutIllegal,
-    PutPropertiesTooLong,
-    PutUnavailable,
-    StoreFormatError,
-)
+from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutUnavailable, StoreFormatError
 from batonmq.store.reader import GetMessageStatus
 from batonmq.store.recovery import ConfirmedByLog
 from batonmq.store.upkeep import byte_count
@@ -340,8 +335,7 @@ def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig, store):
 
 def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
     store = rig.open_master(
-        max_transfer_count_on_message_in_memory=10,
-        max_transfer_count_on_message_in_disk=3,
+        max_transfer_count_on_message_in_memory=10, max_transfer_count_on_message_in_disk=3
     )
     rig.put_confirmed(store, *[b"m"] * 20)
     assert store.queries.get_message("T", 0, 0, 32).message_count == 10
