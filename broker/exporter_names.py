@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from batonmq.broker.group_lag import Lag, Lags
-from batonmq.broker.tables.offset_keys import SEPARATOR
+from batonmq.broker.tables.consumer_offset import SEPARATOR
 from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, dlq_topic
 from batonmq.runtime.metrics import label_text
 

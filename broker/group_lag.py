@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.offset_keys import SEPARATOR
+from batonmq.broker.tables.consumer_offset import SEPARATOR
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import Pace, copy_of_keys
 

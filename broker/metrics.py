@@ -16,7 +16,7 @@ from typing import Final
 from batonmq.broker.exporter_names import ExporterNames
 from batonmq.broker.group_lag import GroupLags, Lags
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.offset_keys import SEPARATOR
+from batonmq.broker.tables.consumer_offset import SEPARATOR
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role

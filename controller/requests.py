@@ -156,16 +156,16 @@ class ControllerRequests:
         if isinstance(stamped, ElectMaster):
             admitted = self._admitted(stamped)
             if isinstance(admitted, str):
-                return self._not_elected(stamped, admitted)
+                return self._not_proposed(stamped, admitted)
             stamped = admitted
         if isinstance(stamped, RegisterBroker):
             claim = self._claimed(stamped)
             if isinstance(claim, str):
-                return self._not_registered(stamped, claim)
+                return self._not_proposed(stamped, claim)
             stamped = claim
         if isinstance(stamped, RegisterBroker | ApplyBrokerId):
             if why := self._admission.problem(self._log.state, stamped, self.config):
-                return self._not_registered(stamped, why)
+                return self._not_proposed(stamped, why)
             with self._admission.under_way(stamped):
                 return await self._propose(stamped)
         return await self._propose(stamped)
@@ -262,11 +262,6 @@ class ControllerRequests:
         step = _EPOCH_STEP_MIN + secrets.randbelow(_EPOCH_STEPS)
         return with_new_epochs(group, admitted, step)
 
-    def _not_elected(self, command: ElectMaster, why: str) -> CommandResult:
-        log.warning("election_not_proposed broker_name=%s reason=%r", command.broker_name, why)
-        code = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
-        return CommandResult(code, why, view=self.view(command.broker_name))
-
     def _claimed(self, command: RegisterBroker) -> RegisterBroker | str:
         """The command as it may be proposed now, or why not: the id has another owner (R59)."""
         name = command.broker_name
@@ -281,9 +276,13 @@ class ControllerRequests:
             )
         return claim
 
-    def _not_registered(self, command: RegisterBroker | ApplyBrokerId, why: str) -> CommandResult:
-        log.warning("registration_refused broker_name=%s reason=%r", command.broker_name, why)
-        code = ResponseCode.CONTROLLER_INVALID_REQUEST
+    def _not_proposed(
+        self, command: ElectMaster | RegisterBroker | ApplyBrokerId, why: str
+    ) -> CommandResult:
+        code, what = ResponseCode.CONTROLLER_INVALID_REQUEST, "registration_refused"
+        if isinstance(command, ElectMaster):
+            code, what = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, "election_not_proposed"
+        log.warning("%s broker_name=%s reason=%r", what, command.broker_name, why)
         return CommandResult(code, why, view=self.view(command.broker_name))
 
     def _with_origin(self, command: ElectMaster) -> ElectMaster:

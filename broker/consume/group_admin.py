@@ -18,8 +18,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.request_fields import flag, invalid, number, stored_at, system_error, text
-from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
-from batonmq.broker.tables.offset_keys import SEPARATOR
+from batonmq.broker.tables.consumer_offset import SEPARATOR, ConsumerOffsetManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (

@@ -13,18 +13,24 @@ from typing import Final
 
 from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.replication import BrokerHooks, Replication
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.request_fields import number
 from batonmq.broker.tables.broker_tables import BrokerTables
 from batonmq.broker.tables.slave_sync import SlaveSynchronize
 from batonmq.broker.write.write_path import MembersConfirm, WritePath
+from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.history.event import full_disk_reason
-from batonmq.protocol.bodies import PROBLEMS_KEY, EpochCacheEntry, EpochEntryCache, KVTable
+from batonmq.protocol.bodies import (
+    PROBLEMS_KEY,
+    EpochCacheEntry,
+    EpochEntryCache,
+    KVTable,
+    TopicConfigAndMappingSerializeWrapper,
+)
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD, RequestCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import RoleView
@@ -80,6 +86,42 @@ class UnfitHandover:
     def failed(self, now_ms: int) -> None:
         """It could not hand over: no controller leads, or there was no other member."""
         self._not_before_ms = now_ms + FULL_MS
+
+
+class JavaMasterClient:
+    """What a slave asks a Java master: its HA address, which Java's controllers do not know, its
+    identity and its epochs. Java's epoch list refuses an epoch that begins where the one before
+    began, as after an election without a write in between. So a Java master may act in an epoch
+    that its list lacks; the version of its topic table has it. Implements
+    `batonmq.ha.java_peer.JavaMaster`. Every method raises BatonError where the broker does not
+    answer or refuses. Origin: AdminBrokerProcessor, EpochFileCache.appendEntry,
+    ReplicasManager.changeToMaster in Java."""
+
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+
+    async def ha_address(self, view: RoleView) -> str:
+        """ "" while it is no master."""
+        reply = await self._ask(view, RequestCode.EXCHANGE_BROKER_HA_INFO)
+        return reply.ext.get("masterHaAddress") or ""
+
+    async def identity(self, view: RoleView) -> PeerIdentity:
+        """Raises ValueError, too, for a reply that makes no sense."""
+        reply = await self._ask(view, RequestCode.GET_BROKER_EPOCH_CACHE)
+        cache = EpochEntryCache.decode(reply.body)
+        last = max((entry.epoch for entry in cache.epoch_list), default=-1)
+        table_epoch = -1
+        if last < view.master_epoch:
+            topics = await self._ask(view, RequestCode.GET_ALL_TOPIC_CONFIG)
+            table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
+            table_epoch = table.data_version.state_version
+        return PeerIdentity(
+            cache.cluster_name, cache.broker_name, cache.broker_id, last, table_epoch
+        )
+
+    async def _ask(self, view: RoleView, code: int) -> RemotingCommand:
+        request = RemotingCommand.request(code)
+        return await self._client.call(view.master_address, request, ASK_MS)
 
 
 class ControllerReplication(Replication):

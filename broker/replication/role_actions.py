@@ -10,8 +10,7 @@ Origin: ReplicasManager.changeToMaster and changeToSlave in Java.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from batonmq.broker.replication.replication import BrokerHooks
 from batonmq.broker.tables.broker_tables import BrokerTables
@@ -29,12 +28,6 @@ log = logging.getLogger(__name__)
 ROLE_CHANGED_REMARK = "the role of this broker changed while the message waited: send it again"
 
 
-class EventReport(Protocol):
-    """Adds an event to the history of the group."""
-
-    def __call__(self, kind: str, **fields: object) -> None: ...
-
-
 class RoleActions:
     """The only place that changes the role in `path.gate`, and with it HA and store. Implements
     `batonmq.replicas_manager.link.BrokerActions`."""
@@ -46,8 +39,9 @@ class RoleActions:
         tables: BrokerTables,
         slave_sync: SlaveSynchronize,
         hooks: BrokerHooks,
-        report: EventReport,
+        report: Callable[..., None],
     ) -> None:
+        """`report` adds an event, by its kind and fields, to the history of the group."""
         self._path = path
         self._store = path.store
         self._gate = path.gate

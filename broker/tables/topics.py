@@ -27,11 +27,11 @@ from msgspec.structs import replace
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.broker_tables import BrokerTables
+from batonmq.broker.tables.config_file import Unwritten
 from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.subscription_group import FORBIDDEN_TO_READ
 from batonmq.broker.tables.topic_config import topic_config
-from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.bodies import (
     PERM_WRITE,
     SetMessageRequestModeRequestBody,

@@ -15,8 +15,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from batonmq.auth.policy import Rulebook, User, UserWrapper
-from batonmq.broker.tables.config_file import NamedTable
-from batonmq.broker.tables.unwritten import Unwritten
+from batonmq.broker.tables.config_file import NamedTable, Unwritten
 from batonmq.protocol.system_record import SystemRecord
 
 log = logging.getLogger(__name__)
