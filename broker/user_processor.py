@@ -181,10 +181,8 @@ class UserProcessor:
 
     async def list_acls(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         self._guarded()
-        subject, resource = (
-            request.ext.get("subjectFilter", ""),
-            request.ext.get("resourceFilter", ""),
-        )
+        subject = request.ext.get("subjectFilter", "")
+        resource = request.ext.get("resourceFilter", "")
         found = []
         async for name, user in in_turns(sorted(self._users.table.table.items()), ACLS_AT_ONCE):
             acl = user.acl()  # a new object for each call, so it may be changed

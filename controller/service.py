@@ -20,8 +20,7 @@ from batonmq.controller.gate import LeaderGate
 from batonmq.controller.history_log import HistoryLog, HistoryNotes
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
-from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.rotation import GROUPS_A_TURN
+from batonmq.controller.liveness.core import GROUPS_A_TURN, LivenessCore
 from batonmq.controller.metrics import ControllerMetrics
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog

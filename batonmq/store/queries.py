@@ -110,6 +110,10 @@ class StoreQueries:
         queue = self._queues.get(topic, queue_id)
         return self._reader.checked_units(queue, offset, count) if queue is not None else []
 
+    def phy_offset_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """The physical offset of a visible message; -1 if there is none. Raises CorruptLogError."""
+        return next((unit[0] for unit in self.units(topic, queue_id, offset, 1)), -1)
+
     def raw_units(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
         """Up to `count` unchecked units from `offset` on, as in the files."""
         queue = self._queues.get(topic, queue_id)

@@ -177,14 +177,17 @@ class HeldPop(HeldRequest):
     group: str
 
 
-class PopHold(HeldRequests[HeldPop]):
+Q = TypeVar("Q", bound=HeldPop)
+
+
+class PopHold(HeldRequests[Q], Generic[Q]):
     """Held POPs by place; ANY_QUEUE counts as a queue id. An arrival wakes one request of each
     group, since a message goes to one consumer of a group. The shell takes out woken requests in
     slices (`next_ready`)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[_Place, OrderedDict[HeldPop, None]] = {}
+        self._waiting: dict[_Place, OrderedDict[Q, None]] = {}
         # Topic -> queue id -> groups that wait there, and (topic, group) -> queue ids.
         self._groups: dict[str, dict[int, dict[str, None]]] = {}
         self._queues: dict[tuple[str, str], dict[int, None]] = {}
@@ -195,21 +198,21 @@ class PopHold(HeldRequests[HeldPop]):
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
         return len(self._waiting.get((topic, group, queue_id), ()))
 
-    def may_wait(self, one: HeldPop) -> bool:
+    def may_wait(self, one: Q) -> bool:
         """Whether one more may wait in its place."""
         in_place = self.count_of(one.topic, one.group, one.queue_id)
         return in_place < KEY_MAX and self.has_place(one.tags)
 
-    def hold_again(self, one: HeldPop) -> None:
+    def hold_again(self, one: Q) -> None:
         """Holds a woken request again, ahead of the later ones in its place."""
         self.hold(one)
         self._waiting[one.topic, one.group, one.queue_id].move_to_end(one, last=False)
 
-    def _link(self, one: HeldPop) -> None:
+    def _link(self, one: Q) -> None:
         place = one.topic, one.group, one.queue_id
         (self._waiting.get(place) or self._new_place(*place))[one] = None
 
-    def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[HeldPop, None]:
+    def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[Q, None]:
         waiting = self._waiting[topic, group, queue_id] = OrderedDict()
         self._groups.setdefault(topic, {}).setdefault(queue_id, {})[group] = None
         queues = self._queues.setdefault((topic, group), {})
@@ -239,7 +242,7 @@ class PopHold(HeldRequests[HeldPop]):
     def all_ready(self) -> None:
         self._arrived.update(dict.fromkeys((topic, ANY_QUEUE) for topic in self._groups))
 
-    def next_ready(self) -> HeldPop | None:
+    def next_ready(self) -> Q | None:
         """Takes out the next woken request."""
         while self._ready or self._arrived:
             if not self._ready:
@@ -262,7 +265,7 @@ class PopHold(HeldRequests[HeldPop]):
             for group in list(queues.get(queue, ())):
                 yield topic, group, queue
 
-    def _unlink(self, one: HeldPop) -> None:
+    def _unlink(self, one: Q) -> None:
         place = topic, group, queue_id = one.topic, one.group, one.queue_id
         del self._waiting[place][one]
         if not self._waiting[place]:

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from batonmq.broker.consume.read_checks import check_queue
-from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_request import invisible_time
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import Acked, Key, Popped, PopRecord, PutOff
@@ -68,9 +67,8 @@ class AckProcessor:
         maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
         # As in Java, the queue's end offset is allowed, too.
         self._check_offset(named, maximum + 1)
-        order = self._service.table.order_of(named.key)
-        is_order = order is not None and order.pop_time == named.handle.pop_time
-        if is_order and order is not None and named.offset not in order.offsets:
+        order = self._service.table.order_by_handle(named.key, named.handle.pop_time)
+        if order is not None and named.offset not in order.offsets:
             raise BrokerRefusal(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"offset {named.offset} was not popped with this handle,"
@@ -108,8 +106,7 @@ class AckProcessor:
         named, time_ms = self._named(request), invisible_time(request, least_ms=0)
         self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))
         now_ms, pop_time = self._service.now_ms(), named.handle.pop_time
-        order = self._service.table.order_of(named.key)
-        if order is not None and order.pop_time == pop_time:
+        if self._service.table.order_by_handle(named.key, pop_time) is not None:
             record = PopRecord(
                 put_off=[
                     PutOff(
@@ -137,13 +134,12 @@ class AckProcessor:
         self._path.answer_when_confirmed(end, request, connection, fields)
 
     def _popped_again(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
-        unit = self._store.queries.units(*named.key[1:], named.offset, 1)
         return Popped(
             key=named.key,
             pop_time=now_ms,
             due=now_ms + time_ms,
             offsets=[named.offset],
-            last_phy=unit[0][0] if unit else -1,
+            last_phy=self._store.queries.phy_offset_of(*named.key[1:], named.offset),
         )
 
     def _named(self, request: RemotingCommand) -> _Named:
@@ -181,32 +177,20 @@ class AckProcessor:
             # The earlier ack may be unconfirmed: this reply must wait for it, too.
             self._path.answer_when_confirmed(self._store.appender.end, request, connection)
             return
-        orders = [
-            order
-            for key in {one.key for one in acked}
-            if (order := service.table.order_of(key)) is not None
-        ]
+        # Before the record is put: it drops an order that it settles.
+        orders = {
+            one.key: order
+            for one in acked
+            if (order := service.table.order_by_handle(one.key, one.pop_time)) is not None
+        }
         end = service.put(PopRecord(acked=acked))
-        taken: list[tuple[Key, Taken, int]] = []
-        pops = {(one.key, one.pop_time) for one in acked}
-        # An orderly group continues only after the first message that is not settled.
-        for order in orders:
-            if (order.key, order.pop_time) in pops:
-                first = order.first_open
-                taken.append((order.key, service.positions.take(order.key, first), first))
-        if taken:
-            self._continue_in_order(end, taken)
+        if orders:
+            # An orderly group continues only after the first message that is not settled.
+            service.when_confirmed(end, [(key, order.first_open) for key, order in orders.items()])
+        for key, order in orders.items():
+            if not order.open:
+                service.read_again(key)
         self._path.answer_when_confirmed(end, request, connection)
-
-    def _continue_in_order(self, end: int, taken: list[tuple[Key, Taken, int]]) -> None:
-        def outcome(code: int, _: str) -> None:
-            for key, one, next_offset in taken:
-                self._service.positions.confirmed(key, one, next_offset, ok=code == 0)
-
-        self._service.when_confirmed(end, outcome)
-        for key, _, _ in taken:
-            if self._service.table.order_of(key) is None:
-                self._service.read_again(key)
 
 
 def _bits(text: str) -> int:

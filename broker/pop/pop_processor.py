@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Final, cast
+from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.held_requests import ALL_MAX, HeldPop, PopHold
+from batonmq.broker.consume.held_requests import ALL_MAX, PopHold
 from batonmq.broker.consume.read_checks import consuming_group, readable_topic
-from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_reader import BUDGET, PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import LATE_MS, PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService
@@ -62,7 +61,7 @@ class PopProcessor:
         self._topics = topics
         self._checks = PopChecks(topics, config)
         self._reader = PopReader(path.store, topics, service, config, has_users=has_users)
-        self._hold = PopHold()
+        self._hold: PopHold[PopRequest] = PopHold()
         self._walking: deque[tuple[PopRequest, Walk, bool]] = deque()
         self._looked_at = 0  # queues, as `Walk.cost`
         self._next_slice: asyncio.Handle | None = None
@@ -231,10 +230,6 @@ class PopProcessor:
         record = PopRecord(popped=[_popped(pop, part, walk.pop_time) for part in walk.parts])
         # First: if this raises, no message is in flight and no position has moved.
         end = self._service.put(record)
-        positions = self._service.positions
-        taken: list[tuple[QueueSlice, Taken]] = []
-        if not pop.order:
-            taken = [(part, positions.take(part.key, part.next_offset)) for part in walk.parts]
         answer = RemotingCommand.response_to(
             pop.request,
             remark="FOUND",
@@ -252,15 +247,15 @@ class PopProcessor:
             self._confirmed_bytes += walk.size
             if was_full and not self._is_full:
                 self.read_again(None)
-            for part, one in taken:
-                positions.confirmed(part.key, one, part.next_offset, ok=code == 0)
             if code:
                 self._refuse(pop, BrokerRefusal(code, f"the pop is not confirmed: {remark}"))
             else:
                 pop.channel.reply(pop.request, answer)
 
         # R30: if a failover cut the record, the new master would give them to a second consumer.
-        self._service.when_confirmed(end, outcome)
+        # An orderly group continues only when they are acknowledged.
+        moves = [] if pop.order else [(part.key, part.next_offset) for part in walk.parts]
+        self._service.when_confirmed(end, moves, outcome)
         if walk.rest:
             self._hold.more(pop.topic, pop.group)
             self._run_soon()
@@ -329,8 +324,7 @@ class PopProcessor:
                 break
         self._run_soon()
 
-    def _again(self, one: HeldPop) -> None:
-        pop = cast(PopRequest, one)
+    def _again(self, pop: PopRequest) -> None:
         if self._topics.get(pop.topic) is None:
             what = f"topic {pop.topic} was deleted"
             self._refuse(pop, BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what))
@@ -349,7 +343,7 @@ class PopProcessor:
             # As in Java they look once more: what blocks others may be of their own attempt. A
             # client long past its deadline waits no longer: it would not see the messages.
             if one.deadline_ms < now_ms - LATE_MS:
-                self._time_out(cast(PopRequest, one))
+                self._time_out(one)
             else:
                 self._again(one)
             if self._given_bytes >= end or self._looked_at >= looks_end:
@@ -359,13 +353,13 @@ class PopProcessor:
     def disconnected(self, connection: Connection) -> None:
         self._hold.drop_owner(connection)
 
-    def role_changed(self, before: PopHold | None = None) -> None:
+    def role_changed(self, before: PopHold[PopRequest] | None = None) -> None:
         """Refuses all held requests, a slice per turn; `before` holds the rest."""
         if before is None:
             before, self._hold = self._hold, PopHold()
         what = "the role of this broker changed: ask the name server for the master"
         for one in before.take(SLICE):
-            self._refuse(cast(PopRequest, one), BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
+            self._refuse(one, BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
         if len(before):
             asyncio.get_running_loop().call_soon(self.role_changed, before)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
@@ -122,15 +122,24 @@ class PopService(LogFeature):
             self._wake_in(max(0, wake_ms - self.now_ms()))
         return result.end_offset
 
-    def when_confirmed(self, end_offset: int, outcome: Outcome) -> None:
+    def when_confirmed(
+        self,
+        end_offset: int,
+        moves: Iterable[tuple[Key, int]],
+        outcome: Outcome = lambda code, remark: None,
+    ) -> None:
         """Calls `outcome` once, with code 0 when all below `end_offset` is confirmed. Until then
-        the progress is not moved past it."""
+        the progress is not moved past it. `moves`: queues, and where their groups then continue.
+        """
         waits = self._waits
         waits.append(end_offset)
+        taken = [(key, self.positions.take(key, offset), offset) for key, offset in moves]
 
         def done(code: int, remark: str) -> None:
             if waits:
                 waits.popleft()
+            for key, one, offset in taken:
+                self.positions.confirmed(key, one, offset, ok=code == 0)
             outcome(code, remark)
 
         self._path.acks.add_waiter(end_offset, self._path.clock_ms(), done)
@@ -147,15 +156,6 @@ class PopService(LogFeature):
         if self.is_loaded and pulls(self._topics, group, topic):
             self._stranded.add(group, topic)
             self._wake_in(0)
-
-    def _take_stranded(self, popped: Popped) -> None:
-        end = self.put(PopRecord(popped=[popped]))
-        taken = self.positions.take(popped.key, popped.next)
-
-        def outcome(code: int, _: str) -> None:
-            self.positions.confirmed(popped.key, taken, popped.next, ok=code == 0)
-
-        self.when_confirmed(end, outcome)
 
     # Work of the timer.
 
@@ -175,7 +175,8 @@ class PopService(LogFeature):
                 self._come_due(point, now_ms)
             self._write_oldest_again()
             if (popped := self._stranded.next(now_ms)) is not None:
-                self._take_stranded(popped)
+                end = self.put(PopRecord(popped=[popped]))
+                self.when_confirmed(end, [(popped.key, popped.next)])
         except (PutRefused, BrokerRefusal) as error:
             log.warning("popped_message_waits reason=%s", error)
             return log_features.REFUSED_MS
@@ -204,9 +205,9 @@ class PopService(LogFeature):
                 return True
             key, position = table.positions.popitem()
             group, topic, queue_id = key
-            at = queries.units(topic, queue_id, position.last_offset, 1)
+            at = queries.phy_offset_of(topic, queue_id, position.last_offset)
             # In a topic that was created again the offset has another message (R39).
-            is_there = bool(at) and at[0][0] == position.last_phy
+            is_there = at >= 0 and at == position.last_phy
             if self._offsets.resets.runs(*key):
                 continue  # the reset is newer than these pops (R56)
             if is_there and position.next_offset > self._offsets.query(*key):
@@ -252,8 +253,7 @@ class PopService(LogFeature):
         # Orderly pops keep all their offsets, since acks are checked against them.
         if not point.order:
             offsets = sorted(point.open)
-            last = self._store.queries.units(*point.key[1:], offsets[-1], 1)
-            last_phy = last[0][0] if last else -1
+            last_phy = self._store.queries.phy_offset_of(*point.key[1:], offsets[-1])
         popped = Popped(
             key=point.key,
             pop_time=point.pop_time,

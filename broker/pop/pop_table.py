@@ -210,9 +210,7 @@ class PopTable:
         self._orders[point.key] = point
 
     def _ack(self, acked: Acked) -> None:
-        order = self._orders.get(acked.key)
-        # The pop time is the handle: an ack with an older one changes nothing.
-        if order is not None and order.pop_time == acked.pop_time:
+        if (order := self.order_by_handle(acked.key, acked.pop_time)) is not None:
             self._close(order, acked.offsets)
             # The acknowledged offset may have been the last one to become visible.
             if order.open:
@@ -230,8 +228,7 @@ class PopTable:
                 self._close(point, (offset,))
 
     def _put_off(self, put_off: PutOff) -> None:
-        order = self._orders.get(put_off.key)
-        if order is not None and order.pop_time == put_off.pop_time:
+        if (order := self.order_by_handle(put_off.key, put_off.pop_time)) is not None:
             order.visible[put_off.offset] = put_off.visible
             self.wake(order, order.visible_at())
 
@@ -262,8 +259,7 @@ class PopTable:
 
     def open_offsets(self, acked: Acked) -> list[int]:
         """Which of the offsets are in flight by exactly that pop."""
-        order = self._orders.get(acked.key)
-        if order is not None and order.pop_time == acked.pop_time:
+        if (order := self.order_by_handle(acked.key, acked.pop_time)) is not None:
             return [offset for offset in acked.offsets if offset in order.open]
         queue = self._in_flight.get(acked.key, {})
         return [
@@ -275,6 +271,11 @@ class PopTable:
     def order_of(self, key: Key) -> CheckPoint | None:
         """The orderly pop that blocks a queue."""
         return self._orders.get(key)
+
+    def order_by_handle(self, key: Key, pop_time: int) -> CheckPoint | None:
+        """The same, if it has this pop time; an older handle changes nothing."""
+        order = self._orders.get(key)
+        return order if order is not None and order.pop_time == pop_time else None
 
     def is_blocked(self, key: Key, attempt: str, now_ms: int) -> bool:
         """Whether an orderly pop has to wait. The same attempt does not wait: it gets the same

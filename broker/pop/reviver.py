@@ -84,8 +84,8 @@ class Reviver:
         group, topic, queue_id = point.key
         if topic not in self._topics.topics or self._topics.groups.get(group) is None:
             return False
-        last = self._store.queries.units(topic, queue_id, point.offsets[-1], 1)
-        return bool(last) and last[0][0] == point.last_phy
+        at = self._store.queries.phy_offset_of(topic, queue_id, point.offsets[-1])
+        return at >= 0 and at == point.last_phy
 
     def _message(self, point: CheckPoint, offset: int) -> NewMessage | None:
         """None if the log no longer has it."""

@@ -59,8 +59,6 @@ LATE_MS: Final = 10_000
 """A message may become visible after it is due, but never this much later."""
 DAY_MS: Final = 86_400_000
 _OWN: Final = (b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"TIMER_OUT_MS", b"TIMER_DEQUEUE_MS")
-_HASH_BITS: Final = 33
-"""A tags code that fits into so many bits is a hash of TAGS: a Java broker wrote the unit."""
 
 
 class Delivery:
@@ -259,8 +257,7 @@ class TimerService(_DueMessages):
         queue.skip_to(queries.min_offset_in_queue(TIMER_TOPIC, QUEUE))
         units = queries.raw_units(TIMER_TOPIC, QUEUE, queue.next_offset, READ_UNITS)
         for phy_offset, size, due_ms in UNIT.struct.iter_unpack(units):
-            # A Java broker wrote this unit: it has a hash, and the time is only in the record.
-            if due_ms >> _HASH_BITS in (0, -1):
+            if _is_hash(due_ms):
                 due_ms = self._due_of_record(phy_offset, size)
             # A negative time marks a recall.
             waits = queue.seen(abs(due_ms))
@@ -278,7 +275,7 @@ class TimerService(_DueMessages):
         if head is None:
             return 0
         due_ms = self._levels.tags_code(TIMER_TOPIC, head.properties, head.store_timestamp)
-        return due_ms if due_ms >> _HASH_BITS not in (0, -1) else 0
+        return 0 if _is_hash(due_ms) else due_ms
 
     # Numbers of waiting messages.
 
@@ -298,7 +295,7 @@ class TimerService(_DueMessages):
         count = min(COUNTED_UNITS, queue.next_offset - begin)
         units = queries.units(TIMER_TOPIC, QUEUE, begin, count) if count > 0 else []
         for offset, (phy_offset, size, due_ms) in enumerate(units, begin):
-            if due_ms >> _HASH_BITS in (0, -1):
+            if _is_hash(due_ms):
                 due_ms = self._due_of_record(phy_offset, size)
             counts.next_offset = offset + 1
             if queue.waits(offset, abs(due_ms)):
@@ -352,3 +349,8 @@ class TimerService(_DueMessages):
             now_ms,
         )
         return self._deliverer.deliver(message, stored_at)
+
+
+def _is_hash(tags_code: int) -> bool:
+    """Whether a Java broker wrote the unit: it has a hash of TAGS, the time is in the record."""
+    return -(1 << 33) <= tags_code < 1 << 33

@@ -121,8 +121,8 @@ class FileSnapshots:
         """The last entry in the newest snapshot, 0 if there is none."""
         self.failure = ""
         """Why the newest snapshot was not stored."""
-        self._index = 0
-        self._finished = False
+        self._compact_to: int | None = None
+        """The newest snapshot is stored, and pysyncobj is to shorten the log up to this entry."""
         self._again_s = 0.0
         self._outgoing: dict[object, _Transmission] = {}
         self._incoming: bytearray | None = None
@@ -154,16 +154,16 @@ class FileSnapshots:
     # pysyncobj's Serializer interface, in its spelling.
 
     def checkSerializing(self) -> tuple[int, int | None]:
-        if not self._finished:
+        if self._compact_to is None:
             # "Serializing" makes pysyncobj wait: after a full disk it would try again at every
             # tick.
             waits = boot_s() < self._again_s
             state = SERIALIZER_STATE.SERIALIZING if waits else SERIALIZER_STATE.NOT_SERIALIZING
             return state, None
-        self._finished = False
+        compact_to, self._compact_to = self._compact_to, None
         # Followers start over with the new snapshot: the log begins where it ends.
         self._outgoing.clear()
-        return SERIALIZER_STATE.SUCCESS, self._index
+        return SERIALIZER_STATE.SUCCESS, compact_to
 
     def serialize(self, data: tuple[object, LogEntry, LogEntry, object], index: int) -> None:
         """`data` is (None, last applied entry, the entry before it, nodes); `index` is that of the
@@ -173,8 +173,7 @@ class FileSnapshots:
         if not self._store(encode_snapshot(self._capture(), (last, before_last))):
             return
         self.last_index = last[1]
-        self._index = index
-        self._finished = True
+        self._compact_to = index
 
     def deserialize(self) -> tuple[None, LogEntry, LogEntry, tuple[()]]:
         assert self._data is not None
@@ -185,7 +184,7 @@ class FileSnapshots:
     def getTransmissionData(self, node: object) -> tuple[bytes, bool, bool] | None:
         """The next piece for a follower: (bytes, first, last). The last piece is empty."""
         # Between the new snapshot and the shortening of the log the two do not belong together.
-        if self._data is None or self._finished:
+        if self._data is None or self._compact_to is not None:
             return None
         # With its own reference to the bytes: a newer snapshot must not mix with pieces of this
         # one.

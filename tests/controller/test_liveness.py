@@ -39,8 +39,7 @@ import pytest
 
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import BrokerSessions
-from batonmq.controller.liveness.core import LivenessConfig, LivenessCore
-from batonmq.controller.liveness.rotation import GROUPS_A_TURN
+from batonmq.controller.liveness.core import GROUPS_A_TURN, LivenessConfig, LivenessCore
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
