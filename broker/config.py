@@ -211,7 +211,9 @@ RUNTIME_KEYS: Final = frozenset(
 use."""
 
 
-class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicasConfig(
+    Section, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
     `controllerAddr` has the controllers' remoting endpoints, as in RocketMQ; gRPC is one port above
@@ -226,24 +228,20 @@ class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
         "controller_heartbeat_timeout": (1, None),  # ms
     }
 
-    controller_addr: str = msgspec.field(default="", name="controllerAddr")
-    controller_protocol: Protocol = msgspec.field(default="grpc", name="controllerProtocol")
-    broker_heartbeat_interval: int = msgspec.field(default=1000, name="brokerHeartbeatInterval")
+    controller_addr: str = ""
+    controller_protocol: Protocol = "grpc"
+    broker_heartbeat_interval: int = 1000
     controller_heartbeat_timeout: int = msgspec.field(
         default=5000, name="controllerHeartBeatTimeoutMills"
     )
-    controller_grpc_addr: str = msgspec.field(default="", name="controllerGrpcAddr")
-    broker_session_heartbeat_ms: int = msgspec.field(default=100, name="brokerSessionHeartbeatMs")
-    broker_session_follower_heartbeat_ms: int = msgspec.field(
-        default=500, name="brokerSessionFollowerHeartbeatMs"
-    )
-    broker_session_timeout_ms: int = msgspec.field(default=800, name="brokerSessionTimeoutMs")
-    master_lease_ms: int = msgspec.field(default=600, name="masterLeaseMs")
-    broker_election_priority: int = msgspec.field(
-        default=ELECTION_PRIORITY_LAST, name="brokerElectionPriority"
-    )
-    relay_to_master: bool = msgspec.field(default=True, name="relayToMaster")
-    store_path_broker_identity: str = msgspec.field(default="", name="storePathBrokerIdentity")
+    controller_grpc_addr: str = ""
+    broker_session_heartbeat_ms: int = 100
+    broker_session_follower_heartbeat_ms: int = 500
+    broker_session_timeout_ms: int = 800
+    master_lease_ms: int = 600
+    broker_election_priority: int = ELECTION_PRIORITY_LAST
+    relay_to_master: bool = True
+    store_path_broker_identity: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

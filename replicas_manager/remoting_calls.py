@@ -17,7 +17,6 @@ from typing import Any, Final, assert_never
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
     EpochEntryCache,
-    ReplicaIdentity,
     SyncStateSet,
     encode_names,
 )
@@ -173,12 +172,10 @@ def group_view(reply: RemotingCommand, cluster_name: str, broker_name: str) -> R
         master_epoch=info.master_epoch,
         sync_state_set_epoch=info.sync_state_set_epoch,
         sync_state_set=frozenset(one.broker_id for one in info.in_sync_replicas),
-        replicas=tuple(_replica(one) for one in known),
+        replicas=tuple(
+            Replica(one.broker_id, one.broker_address, alive=one.alive) for one in known
+        ),
     )
-
-
-def _replica(one: ReplicaIdentity) -> Replica:
-    return Replica(one.broker_id, one.broker_address, alive=one.alive)
 
 
 class PeerNames:

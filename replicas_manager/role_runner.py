@@ -132,8 +132,9 @@ class RoleRunner:
     def perform(self, effect: RunnerEffect) -> None:
         """Performs an effect at once if nothing runs and it does not block, else in its turn."""
         if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
-            self._drop_superseded()
-            self._queue.append(effect)
+            # These are valid in any role; the others belong to the older role.
+            kept = [item for item in self._queue if isinstance(item, ev.SetDead | ev.LeaseChanged)]
+            self._queue = deque([*kept, effect])
             # Now, so that the disk works while an older role change ends.
             self._epochs.begin(effect.view.master_epoch)
             if self._task is None:
@@ -149,11 +150,6 @@ class RoleRunner:
         if self._task is not None:
             await self._task
         await self._epochs.close()
-
-    def _drop_superseded(self) -> None:
-        # These are valid in any role; the others belong to the older role.
-        kept = [item for item in self._queue if isinstance(item, ev.SetDead | ev.LeaseChanged)]
-        self._queue = deque(kept)
 
     async def _drain(self) -> None:
         try:

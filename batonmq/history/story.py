@@ -189,15 +189,15 @@ class Story:
                 )
         return wrong
 
-    def after_ms(self, step: StoryStep, wrong: Mapping[int, str] | None = None) -> int | None:
+    def after_ms(self, step: StoryStep, wrong: Mapping[int, str]) -> int | None:
         """Since the story began; None for a step out of order or before the beginning. `wrong`: the
-        result of `out_of_order`, if known."""
-        if id(step) in (self.out_of_order() if wrong is None else wrong):
+        result of `out_of_order`."""
+        if id(step) in wrong:
             return None
         distance = step.time_ms - self.began_ms
         return distance if distance >= 0 else None
 
-    def duration_ms(self, name: str, wrong: Mapping[int, str] | None = None) -> int | None:
+    def duration_ms(self, name: str, wrong: Mapping[int, str]) -> int | None:
         """From the beginning to that step; None as in `after_ms`, or if it is missing."""
         step = next((each for each in self.steps if each.name == name), None)
         return None if step is None else self.after_ms(step, wrong)

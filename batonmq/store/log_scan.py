@@ -82,9 +82,10 @@ class LogScanner:
                 if not self._enter_segment():
                     return None
                 position = self.offset - self._start
+            segment_end = self._start + self._log.segment_size
             try:
                 head = scan_in_file(
-                    self._view, position, self.offset, self._segment_end, check_crc=self._check_crc
+                    self._view, position, self.offset, segment_end, check_crc=self._check_crc
                 )
             except CorruptRecord as error:
                 self.problem = error.what
@@ -121,10 +122,6 @@ class LogScanner:
                 break
             offset += size
         self.offset = offset
-
-    @property
-    def _segment_end(self) -> int:
-        return self._start + self._log.segment_size
 
     def _enter_segment(self) -> bool:
         segment = self._log.segment_at(self.offset)

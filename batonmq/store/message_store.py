@@ -300,8 +300,8 @@ class MessageStore:
             raise
 
     def abandon(self) -> None:
-        """Closes files and lock without writing or syncing; the abort mark stays. For a broker
-        whose disk failed."""
+        """Closes files and lock without writing or syncing; the abort mark stays, as after a
+        kill."""
         if not self.is_open:
             return
         self._stop_timers()

@@ -390,7 +390,7 @@ def test_a_broker_may_hear_of_it_before_the_leader_has_applied_it():
     )
     assert document(story)["clockProblems"] == []
     assert steps(story) == ["detected", "proposed", "role changed", "committed", "pushed", "opened"]
-    assert story.duration_ms("pushed") == 10
+    assert story.duration_ms("pushed", {}) == 10
 
 
 def test_a_write_that_nobody_sent_is_no_gap():
