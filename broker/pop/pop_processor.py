@@ -252,9 +252,9 @@ class PopProcessor:
             else:
                 pop.channel.reply(pop.request, answer)
 
-        # R30: if a failover cut the record, the new master would give them to a second consumer.
         # An orderly group continues only when they are acknowledged.
         moves = [] if pop.order else [(part.key, part.next_offset) for part in walk.parts]
+        # R30: if a failover cut the record, the new master would give them to a second consumer.
         self._service.when_confirmed(end, moves, outcome)
         if walk.rest:
             self._hold.more(pop.topic, pop.group)
