@@ -60,10 +60,13 @@ class GetMessageResult:
     behind_bytes: int = 0  # From the last message that was looked at to the end of the log.
 
 
-class RecordFilter(NamedTuple):
+class Selection(NamedTuple):
     """Which messages are read: those whose tag hash is in `codes` (None: all) and whose properties,
-    with a byte 2 on either side, pass `matches` (None: all)."""
+    with a byte 2 on either side, pass `matches` (None: all). At least one if any matches, at most
+    `max_num` and, from the second on, `max_bytes` (None: the store's limits)."""
 
+    max_num: int
+    max_bytes: int | None = None
     codes: frozenset[int] | None = None
     matches: Callable[[bytes], bool] | None = None
 
@@ -191,26 +194,18 @@ class StoredQueueReader:
         self._percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
         self._config = config
 
-    def read(
-        self,
-        queue: StoredQueue,
-        offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: RecordFilter,
-    ) -> GetMessageResult:
-        """Messages from queue offset `offset`, which must lie in the queue: at least one if any
-        matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
-        a damaged first record; a later one ends the result, also if it has no message yet: the
+    def read(self, queue: StoredQueue, offset: int, wanted: Selection) -> GetMessageResult:
+        """Messages from queue offset `offset`, which must lie in the queue. Raises CorruptLogError
+        for a damaged first record; a later one ends the result, also if it has no message yet: the
         next read begins there. A bad unit is mended from the log, one in each read: that may take
         a walk over 64 MiB."""
         try:
-            return self._read(queue, offset, max_num, max_bytes, wanted)
+            return self._read(queue, offset, wanted)
         except _BadUnit as bad:
             if not self._unit_checks.repair(queue, bad.index):
                 raise bad.error from None
         try:
-            return self._read(queue, offset, max_num, max_bytes, wanted)
+            return self._read(queue, offset, wanted)
         except _BadUnit as bad:  # it stays bad
             raise bad.error from None
 
@@ -234,14 +229,7 @@ class StoredQueueReader:
             good.append(unit)
         return good
 
-    def _read(
-        self,
-        queue: StoredQueue,
-        offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: RecordFilter,
-    ) -> GetMessageResult:
+    def _read(self, queue: StoredQueue, offset: int, wanted: Selection) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
             GetMessageStatus.NO_MATCHED_MESSAGE,
@@ -249,23 +237,18 @@ class StoredQueueReader:
             consume_queue.min_offset,
             consume_queue.max_offset,
         )
-        units = consume_queue.read_units(offset, max(SCAN_UNITS_MIN, max_num))
+        units = consume_queue.read_units(offset, max(SCAN_UNITS_MIN, wanted.max_num))
         assert units, "the offset must lie within the queue"
-        self._collect(result, queue, units, max_num, max_bytes, wanted)
+        self._collect(result, queue, units, wanted)
         if result.message_count:
             result.status = GetMessageStatus.FOUND
         return result
 
     def _collect(
-        self,
-        result: GetMessageResult,
-        queue: StoredQueue,
-        units: bytes,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: RecordFilter,
+        self, result: GetMessageResult, queue: StoredQueue, units: bytes, wanted: Selection
     ) -> None:
-        log, (codes, matches), parts = self._log, wanted, result.parts
+        log, parts = self._log, result.parts
+        max_num, max_bytes, codes, matches = wanted
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
         memory_begin, memory_limits, disk_limits = self._limits(log_end)

@@ -42,12 +42,11 @@ def apply_broker_id(
     if refusal := _invalid(group, command):
         return refusal
     if command.broker_id < 1:
-        return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
+        return _refused_id(group, "ids start at 1")
     # Two brokers may apply for the first id of a new group at once: only one of them gets it.
     if group is None and command.broker_id != 1:
-        return refused(
+        return _refused_id(
             group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"broker set {command.broker_name} is not known, so its first id is 1, "
             f"not {command.broker_id}",
         )
@@ -57,10 +56,8 @@ def apply_broker_id(
     if record is not None:
         # The same code means the same broker asks again after a lost answer: no error, as in Java.
         if record.register_check_code != command.register_check_code:
-            return refused(
-                group,
-                ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-                f"id {command.broker_id} belongs to another broker of {command.broker_name}",
+            return _refused_id(
+                group, f"id {command.broker_id} belongs to another broker of {command.broker_name}"
             )
         return GroupChange(group=group, broker_id=command.broker_id)
     record = ReplicaRecord(
@@ -69,6 +66,10 @@ def apply_broker_id(
         address=command.register_check_code.split(";")[0],
     )
     return _added(group, record, command, clock_ms)
+
+
+def _refused_id(group: BrokerGroup | None, why: str) -> GroupChange:
+    return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, why)
 
 
 def _invalid(
@@ -154,25 +155,21 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
         return _added(group, _updated(ReplicaRecord(broker_id), command), command, clock_ms)
     assert group is not None
     if command.register_check_code and record.register_check_code != command.register_check_code:
-        return refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-            f"id {broker_id} belongs to another broker of {group.broker_name}",
+        return _refused_id(
+            group, f"id {broker_id} belongs to another broker of {group.broker_name}"
         )
     # R52: a delayed request of a process that ended must not replace the one that runs.
     if command.incarnation in record.earlier_lives:
-        return refused(
+        return _refused_id(
             group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"{command.incarnation} is an earlier life of broker {broker_id} of "
             f"{group.broker_name}, which runs as {record.incarnation} by now",
         )
     living = living_replicas(group, command.live)
     # R18: two processes on copies of one folder would both ack as this replica.
     if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
-        return refused(
+        return _refused_id(
             group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"another process with id {broker_id} of {group.broker_name} lives "
             f"(incarnation {record.incarnation})",
         )
@@ -262,9 +259,8 @@ def _register_again(
     others = [other for other in group.sync_state_set if other != broker_id]
     # Its log may be the only complete one; as a learner it could never be elected.
     if member and renewed.learner and not others:
-        return refused(
+        return _refused_id(
             group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
             "it cannot become a learner",
         )
