@@ -26,13 +26,13 @@ from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,
     GroupChange,
+    Refused,
     ReplicaRecord,
+    check_cluster,
     deposed,
     event_of,
-    foreign_cluster,
     is_healthy,
     living_replicas,
-    refused,
     without_stale_marks,
 )
 from batonmq.history.event import REASON_SIZE_MAX, EventKind
@@ -312,39 +312,34 @@ def _log_end(command: ElectMaster) -> int:
 
 def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> GroupChange:
     if group is None:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
             f"broker set {command.broker_name} is not known",
         )
-    if foreign := foreign_cluster(group, command.cluster_name):
-        return foreign
+    check_cluster(group, command.cluster_name)
     # Decided on an older state: another election was recorded since.
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
         )
     asker = max(command.broker_id, NO_BROKER)  # Java's requests have -1 for none
     if asker != NO_BROKER and group.replica(asker) is None:
         known = ", ".join(str(record.broker_id) for record in group.replicas) or "none"
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
             f"broker set {group.broker_name} has no broker {asker}; known are {known}",
         )
     choice = _choice(group, command, clock_ms)
     # A repeated request, or one that crossed the election: it must not end a mastership.
     if choice.keeps_master:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
             f"master {choice.winner} of masterEpoch {group.master_epoch} lives",
         )
     if choice.winner == NO_BROKER:
         if choice.blocked:
-            return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
+            raise Refused(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
         return _none_elected(group, command, asker, choice.refusal)
     return _elected(group, command, choice.winner, unclean=choice.unclean)
 
@@ -406,9 +401,9 @@ def _none_elected(
     """No replica can win. The leader's own election then deposes a dead master, once."""
     # A request of a broker or an operator that finds no winner changes nothing.
     if asker != NO_BROKER:
-        return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
+        raise Refused(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
     if group.master_broker_id == NO_BROKER:
-        return refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
+        raise Refused(ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
     after = deposed(group)
     event = event_of(
         EventKind.ELECTION_FAILED,

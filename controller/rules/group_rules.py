@@ -28,12 +28,12 @@ from batonmq.controller.rules.election import apply_election
 from batonmq.controller.rules.groups import (
     BrokerGroup,
     GroupChange,
+    Refused,
     ReplicaRecord,
     altered_event,
+    check_cluster,
     event_of,
-    foreign_cluster,
     living_replicas,
-    refused,
     without_members,
     without_stale_marks,
 )
@@ -69,7 +69,7 @@ def change_group(
     group: BrokerGroup | None, command: GroupCommand, clock_ms: int, rules: int
 ) -> GroupChange:
     """Carries out `command` on `group` (None if unknown) by these rules; `clock_ms` is the state's
-    clock."""
+    clock. Raises Refused."""
     match command:
         case RegisterBroker():
             return register(group, command, clock_ms)
@@ -94,13 +94,12 @@ def change_group(
 
 def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet) -> GroupChange:
     if group is None:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"broker set {command.broker_name} is not known",
         )
-    if refusal := _fenced(group, command) or _unfit_members(group, command):
-        return refusal
+    _check_caller(group, command)
+    _check_members(group, command)
     # Sorted: all nodes must hold equal bytes for equal sets, since digests are compared.
     new_set = tuple(sorted({member.broker_id for member in command.new_set}))
     after = msgspec.structs.replace(
@@ -134,65 +133,55 @@ def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
     return floor
 
 
-def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | None:
-    """The refusal unless the caller is the recorded master and names the current set (R3, R10)."""
+def _check_caller(group: BrokerGroup, command: AlterSyncStateSet) -> None:
+    """Raises Refused unless the caller is the recorded master and names the current set (R3,
+    R10)."""
     if NO_BROKER in (command.master_broker_id, group.master_broker_id) or (
         group.master_broker_id != command.master_broker_id
     ):
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is {group.master_broker_id or None}, not {command.master_broker_id}",
         )
     # R3: a master that restarted changes no set before it is elected again.
     if group.master_incarnation != command.master_incarnation:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is another process of broker {group.master_broker_id} "
             f"(incarnation {group.master_incarnation or 'not given'})",
         )
     if group.master_epoch != command.master_epoch:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.master_epoch}",
         )
     # R10: a proposal is about one set. A delayed one must not replace a newer set.
     if group.sync_state_set_epoch != command.sync_state_set_epoch:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
             f"syncStateSetEpoch is {group.sync_state_set_epoch}, "
             f"not {command.sync_state_set_epoch}",
         )
-    return None
 
 
-def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | None:
+def _check_members(group: BrokerGroup, command: AlterSyncStateSet) -> None:
     new_set = {member.broker_id: member for member in command.new_set}
     if tuple(sorted(new_set)) == group.sync_state_set:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"the SyncStateSet is {list(group.sync_state_set)} already",
         )
     living = living_replicas(group, command.live)
     for member in new_set.values():
-        if refusal := _unfit_member(group, member, living):
-            return refusal
+        _check_member(group, member, living)
     if group.master_broker_id not in new_set:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"master {group.master_broker_id} is not in the new SyncStateSet {sorted(new_set)}",
         )
-    return None
 
 
-def _unfit_member(
-    group: BrokerGroup, member: NewMember, living: dict[int, LiveBroker]
-) -> GroupChange | None:
+def _check_member(group: BrokerGroup, member: NewMember, living: dict[int, LiveBroker]) -> None:
     broker_id = member.broker_id
     record = group.replica(broker_id)
     unfit = ""
@@ -201,7 +190,7 @@ def _unfit_member(
     # Quirk c: a member that stays may be dead, else a shrink could not remove one of two dead
     # members. An added one must be the process whose acks the master counted.
     elif broker_id in group.sync_state_set:
-        return None
+        return
     elif record.learner:
         unfit = "is a learner"
     elif not _names_the_process(group, record, member):
@@ -209,24 +198,18 @@ def _unfit_member(
     elif record.suspicion:
         unfit = f"may miss what it acknowledged: {record.suspicion}"
     if unfit:
-        return refused(
-            group, ResponseCode.CONTROLLER_INVALID_REPLICAS, f"broker {broker_id} {unfit}"
-        )
+        raise Refused(ResponseCode.CONTROLLER_INVALID_REPLICAS, f"broker {broker_id} {unfit}")
     seen = living.get(broker_id)
     if seen is None:
-        return refused(
-            group, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"broker {broker_id} does not live"
-        )
+        raise Refused(ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"broker {broker_id} does not live")
     master = living.get(group.master_broker_id)
     # R13: elected, it could not give others what lies below its first byte.
     if master is not None and 0 <= master.min_offset < seen.min_offset:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_REPLICAS,
             f"the log of broker {broker_id} begins at {seen.min_offset}, "
             f"the master's at {master.min_offset}",
         )
-    return None
 
 
 def _names_the_process(group: BrokerGroup, record: ReplicaRecord, member: NewMember) -> bool:
@@ -252,23 +235,19 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> G
     if not command.clean_living_broker and group is not None:
         # Without ids the whole group is forgotten, with all that elections know of its logs.
         if not ids and group.master_broker_id != NO_BROKER:
-            return refused(
-                group, code, f"broker set {group.broker_name} has a master; name the dead ids"
-            )
+            raise Refused(code, f"broker set {group.broker_name} has a master; name the dead ids")
         if alive := sorted(ids & {seen.broker_id for seen in command.live}):
-            return refused(group, code, f"broker {alive[0]} lives")
+            raise Refused(code, f"broker {alive[0]} lives")
     if group is None:
-        return refused(group, code, f"broker set {command.broker_name} is not known")
-    if foreign := foreign_cluster(group, command.cluster_name):
-        return foreign
+        raise Refused(code, f"broker set {command.broker_name} is not known")
+    check_cluster(group, command.cluster_name)
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
         event = _cleaned_event(group, group, "the whole group", command)
         return GroupChange(group=None, events=(event,))
     # An empty set says nothing about who has the acknowledged messages.
     if group.sync_state_set and not set(group.sync_state_set) - ids:
-        return refused(
-            group,
+        raise Refused(
             code,
             "no in-sync replica would be left; elect another by name first, or clean the group",
         )
@@ -296,20 +275,17 @@ def _cleaned_event(
 
 def _report_event(group: BrokerGroup | None, command: ReportEvent) -> GroupChange:
     if group is None or group.replica(command.broker_id) is None:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
             f"broker {command.broker_name}:{command.broker_id} is not known",
         )
     if command.kind not in REPORTED_KINDS:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_REQUEST,
             f"a broker reports {', '.join(sorted(REPORTED_KINDS))}, not {command.kind!r}",
         )
     if not _is_json_object(command.json):
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_REQUEST,
             f"a report's json is an object of at most {REPORT_SIZE_MAX} characters, or empty",
         )
@@ -326,14 +302,12 @@ def _report_event(group: BrokerGroup | None, command: ReportEvent) -> GroupChang
 
 def _note_event(group: BrokerGroup | None, command: NoteEvent) -> GroupChange:
     if group is None:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
             f"broker set {command.broker_name} is not known",
         )
     if command.kind not in NOTED_KINDS or not _is_json_object(command.json):
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_INVALID_REQUEST,
             f"a controller notes {', '.join(sorted(NOTED_KINDS))} with an object of at most "
             f"{REPORT_SIZE_MAX} characters, not {command.kind!r}",

@@ -236,20 +236,23 @@ class GroupChange:
     events: tuple[HistoryEvent, ...] = ()
 
 
-def refused(group: BrokerGroup | None, code: ResponseCode, remark: str) -> GroupChange:
-    return GroupChange(group=group, code=code, remark=remark)
+class Refused(Exception):
+    """A command that changes nothing."""
+
+    def __init__(self, code: ResponseCode, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
 
 
-def foreign_cluster(group: BrokerGroup, cluster_name: str) -> GroupChange | None:
-    """The refusal of a command that names another cluster than the group's; empty is accepted."""
-    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
-        return None
-    return refused(
-        group,
-        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
-        f"not to {cluster_name}",
-    )
+def check_cluster(group: BrokerGroup, cluster_name: str) -> None:
+    """Raises Refused for a command that names another cluster than the group's; empty is
+    accepted."""
+    if cluster_name and group.cluster_name and group.cluster_name != cluster_name:
+        raise Refused(
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
+            f"not to {cluster_name}",
+        )
 
 
 def event_of(kind: EventKind, group: BrokerGroup, **fields: Any) -> HistoryEvent:

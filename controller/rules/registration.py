@@ -18,13 +18,13 @@ from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,
     GroupChange,
+    Refused,
     ReplicaRecord,
     altered_event,
+    check_cluster,
     event_of,
-    foreign_cluster,
     is_healthy,
     living_replicas,
-    refused,
     without_members,
 )
 from batonmq.history.event import EventKind, HistoryEvent
@@ -39,25 +39,23 @@ BROKER_ID_MAX: Final = 2**62
 def apply_broker_id(
     group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int
 ) -> GroupChange:
-    if refusal := _invalid(group, command):
-        return refusal
+    _check_fields(command)
     if command.broker_id < 1:
-        return _refused_id(group, "ids start at 1")
+        raise _refused_id("ids start at 1")
     # Two brokers may apply for the first id of a new group at once: only one of them gets it.
     if group is None and command.broker_id != 1:
-        return _refused_id(
-            group,
+        raise _refused_id(
             f"broker set {command.broker_name} is not known, so its first id is 1, "
-            f"not {command.broker_id}",
+            f"not {command.broker_id}"
         )
-    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
-        return foreign
+    if group is not None:
+        check_cluster(group, command.cluster_name)
     record = group.replica(command.broker_id) if group else None
     if record is not None:
         # The same code means the same broker asks again after a lost answer: no error, as in Java.
         if record.register_check_code != command.register_check_code:
-            return _refused_id(
-                group, f"id {command.broker_id} belongs to another broker of {command.broker_name}"
+            raise _refused_id(
+                f"id {command.broker_id} belongs to another broker of {command.broker_name}"
             )
         return GroupChange(group=group, broker_id=command.broker_id)
     record = ReplicaRecord(
@@ -68,14 +66,12 @@ def apply_broker_id(
     return _added(group, record, command, clock_ms)
 
 
-def _refused_id(group: BrokerGroup | None, why: str) -> GroupChange:
-    return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, why)
+def _refused_id(why: str) -> Refused:
+    return Refused(ResponseCode.CONTROLLER_BROKER_ID_INVALID, why)
 
 
-def _invalid(
-    group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId
-) -> GroupChange | None:
-    """The refusal of invalid fields and of those that would let the state grow without bound."""
+def _check_fields(command: RegisterBroker | ApplyBrokerId) -> None:
+    """Raises Refused for invalid fields and those that would let the state grow without bound."""
     texts = [command.broker_name, command.cluster_name, command.register_check_code]
     wrong = ""
     if isinstance(command, RegisterBroker):
@@ -89,7 +85,8 @@ def _invalid(
         wrong = f"a name, address or code has more than {TEXT_SIZE_MAX} characters"
     if command.broker_id > BROKER_ID_MAX:
         wrong = f"id {command.broker_id} is no broker id"
-    return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
+    if wrong:
+        raise Refused(ResponseCode.CONTROLLER_INVALID_REQUEST, wrong)
 
 
 def _added(
@@ -129,16 +126,14 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") 
 
 
 def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> GroupChange:
-    if refusal := _invalid(group, command):
-        return refusal
-    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
-        return foreign
+    _check_fields(command)
+    if group is not None:
+        check_cluster(group, command.cluster_name)
     native = bool(command.incarnation)
     broker_id = command.broker_id
     if broker_id < 1:
         if not native or not command.register_check_code:
-            return refused(
-                group,
+            raise Refused(
                 ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
                 "an id is given only to a broker that tells its incarnation and a check code",
             )
@@ -146,8 +141,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
     record = group.replica(broker_id) if group else None
     # Java brokers apply for their id first. One that did not may have another cluster's file.
     if record is None and not native:
-        return refused(
-            group,
+        raise Refused(
             ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
             f"broker {command.broker_name}:{broker_id} has not applied for its id",
         )
@@ -155,23 +149,19 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
         return _added(group, _updated(ReplicaRecord(broker_id), command), command, clock_ms)
     assert group is not None
     if command.register_check_code and record.register_check_code != command.register_check_code:
-        return _refused_id(
-            group, f"id {broker_id} belongs to another broker of {group.broker_name}"
-        )
+        raise _refused_id(f"id {broker_id} belongs to another broker of {group.broker_name}")
     # R52: a delayed request of a process that ended must not replace the one that runs.
     if command.incarnation in record.earlier_lives:
-        return _refused_id(
-            group,
+        raise _refused_id(
             f"{command.incarnation} is an earlier life of broker {broker_id} of "
-            f"{group.broker_name}, which runs as {record.incarnation} by now",
+            f"{group.broker_name}, which runs as {record.incarnation} by now"
         )
     living = living_replicas(group, command.live)
     # R18: two processes on copies of one folder would both ack as this replica.
     if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
-        return _refused_id(
-            group,
+        raise _refused_id(
             f"another process with id {broker_id} of {group.broker_name} lives "
-            f"(incarnation {record.incarnation})",
+            f"(incarnation {record.incarnation})"
         )
     return _register_again(group, record, command, living)
 
@@ -259,10 +249,9 @@ def _register_again(
     others = [other for other in group.sync_state_set if other != broker_id]
     # Its log may be the only complete one; as a learner it could never be elected.
     if member and renewed.learner and not others:
-        return _refused_id(
-            group,
+        raise _refused_id(
             f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
-            "it cannot become a learner",
+            "it cannot become a learner"
         )
     found = _found_suspicion(group, record, renewed, command)
     # The same report again, as at each registration of this process, is no new reason.

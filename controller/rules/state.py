@@ -36,6 +36,7 @@ from batonmq.controller.rules.group_rules import GroupCommand, change_group
 from batonmq.controller.rules.groups import (
     BrokerGroup,
     GroupChange,
+    Refused,
     ReplicaRecord,
     fill_alive,
     living_replicas,
@@ -216,7 +217,10 @@ class ControllerState(msgspec.Struct, frozen=True):
 
     def _change_group(self, command: GroupCommand) -> Transition:
         before = self.groups.get(command.broker_name)
-        change = change_group(before, command, self.clock_ms, self.rules)
+        try:
+            change = change_group(before, command, self.clock_ms, self.rules)
+        except Refused as refusal:
+            change = GroupChange(before, refusal.code, str(refusal))
         live = _live_of(command)
         state = self._with_group(command.broker_name, change.group)
         state, appended = state._with_events(change.events)
