@@ -32,7 +32,7 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """An effect: the peer at `address` did not prove itself. `passes`: it is let in nevertheless."""
+    """An effect: the peer at `address` did not prove itself. `passes`: it is let in anyway."""
 
     address: str
     reason: str

@@ -29,7 +29,6 @@ from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms
-from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
     from batonmq.store.message_store import MessageStore
@@ -83,16 +82,15 @@ class AutoSwitchHAService(HAService):
         config: HAConfig,
         listener: AutoSwitchListener,
         *,
-        store_config: StoreConfig,
         identity_of: Callable[[], HAIdentity],
         java_master: JavaMaster,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        super().__init__(store, config, store_config, clock_ms)
+        super().__init__(store, config, clock_ms)
         self._listener = listener
         self._identity_of = identity_of
         self._java_master = java_master
-        self._samples = StoreSamples(store, store_config.mapped_file_size_commit_log)
+        self._samples = StoreSamples(store, store.config.mapped_file_size_commit_log)
         self._lock = asyncio.Lock()
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
@@ -170,8 +168,8 @@ class AutoSwitchHAService(HAService):
                 view,
                 local_log(self._store),
                 self._config.slave_policy(
-                    ha_sync_flush=self._store_config.ha_sync_flush,
-                    segment_size=self._store_config.mapped_file_size_commit_log,
+                    ha_sync_flush=self._store.config.ha_sync_flush,
+                    segment_size=self._store.config.mapped_file_size_commit_log,
                 ),
                 now_ms,
                 self._secret,
@@ -342,7 +340,7 @@ class AutoSwitchHAService(HAService):
 
     def _begin_mastership(self, view: RoleView, log_end: int) -> None:
         own = self._identity_of()
-        store, config, now_ms = self._store, self._store_config, self._now_ms()
+        store, config, now_ms = self._store, self._store.config, self._now_ms()
         policy = self._config.sync_policy(
             min_in_sync_replicas=config.min_in_sync_replicas, sync_flush=config.sync_flush
         )

@@ -20,7 +20,6 @@ from batonmq.ha.sync_state import SetProposal
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.tls import PortTls
-from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
     from batonmq.store.message_store import MessageStore
@@ -368,17 +367,10 @@ class HAService(ABC):
 
     _mode: ClassVar[str]
 
-    def __init__(
-        self,
-        store: MessageStore,
-        config: HAConfig,
-        store_config: StoreConfig,
-        clock_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, store: MessageStore, config: HAConfig, clock_ms: Callable[[], int]) -> None:
         self._store = store
         self._secret: NodeSecret | None = None
         self._config = config
-        self._store_config = store_config
         self._now_ms = clock_ms
         self._links_made = 0
         self._open_links = OpenLinks()
@@ -391,7 +383,7 @@ class HAService(ABC):
         nodes, if they prove it to each other."""
         self._secret = secret
         self.port = await self._open_links.listen(
-            self._new_link, bind_host, self._store_config.ha_listen_port, tls
+            self._new_link, bind_host, self._store.config.ha_listen_port, tls
         )
         log.info("ha_listening host=%s port=%d mode=%s", bind_host, self.port, self._mode)
         return self.port

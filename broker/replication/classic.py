@@ -138,7 +138,6 @@ class ClassicReplication(Replication):
             path.store,
             config.ha,
             self,
-            store_config=config.store,
             needed_slaves=config.needed_slaves,
             log_end_of=self._log_end_of,
             clock_ms=path.clock_ms,

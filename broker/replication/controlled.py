@@ -148,7 +148,6 @@ class ControllerReplication(Replication):
             path.store,
             config.ha,
             self,
-            store_config=config.store,
             identity_of=self._identity,
             java_master=JavaMasterClient(client),
             clock_ms=path.clock_ms,

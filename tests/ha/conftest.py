@@ -96,7 +96,6 @@ class Node:
             self.store,
             self.config,
             self,
-            store_config=self.store_config,
             identity_of=self.identity,
             java_master=self.group,
         )

@@ -292,7 +292,6 @@ class Replica:
             self.store,
             HAConfig(),
             listener,
-            store_config=config,
             needed_slaves=0,
             log_end_of=Mock(),
         )

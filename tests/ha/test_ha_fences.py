@@ -28,12 +28,11 @@ class Reached(Exception):
 
 
 def service_on(store: Mock) -> AutoSwitchHAService:
-    store.epochs.last_epoch = 5
+    store.epochs.last_epoch, store.config = 5, StoreConfig()
     return AutoSwitchHAService(
         store,
         HAConfig(),
         Mock(),
-        store_config=StoreConfig(),
         identity_of=lambda: identity(1),
         java_master=Mock(),
         clock_ms=lambda: 0,

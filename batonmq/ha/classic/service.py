@@ -20,7 +20,6 @@ from batonmq.ha.shells import ClassicListener, HAService, slave_info
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import boot_ms
-from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
     from batonmq.store.message_store import MessageStore
@@ -41,12 +40,11 @@ class ClassicHAService(HAService):
         config: HAConfig,
         listener: ClassicListener,
         *,
-        store_config: StoreConfig,
         needed_slaves: int,
         log_end_of: Callable[[str], Awaitable[int]],
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        super().__init__(store, config, store_config, clock_ms)
+        super().__init__(store, config, clock_ms)
         self._listener = listener
         self._needed_slaves = needed_slaves
         self._log_end_of = log_end_of
@@ -59,7 +57,7 @@ class ClassicHAService(HAService):
         """Begins to act as master."""
         store, config = self._store, self._config
         policy = ClassicPolicy(
-            segment_size=self._store_config.mapped_file_size_commit_log,
+            segment_size=self._store.config.mapped_file_size_commit_log,
             needed_slaves=self._needed_slaves,
             gap_bytes=config.gap_bytes,
             batch_bytes=min(config.ha_transfer_batch_size, BODY_SIZE_MAX),
@@ -79,8 +77,8 @@ class ClassicHAService(HAService):
             # R24: everything after the damage is fetched again.
             self._store.trust.discard_damaged_tail()
             policy = self._config.slave_policy(
-                ha_sync_flush=self._store_config.ha_sync_flush,
-                segment_size=self._store_config.mapped_file_size_commit_log,
+                ha_sync_flush=self._store.config.ha_sync_flush,
+                segment_size=self._store.config.mapped_file_size_commit_log,
             )
             core = ClassicSlaveCore(
                 replace(policy, keepalive_ms=self._config.classic_heartbeat_ms),
