@@ -45,9 +45,10 @@ log = logging.getLogger(__name__)
 
 _MAGIC: Final = JOURNAL_MAGIC
 _GROUP: Final = JOURNAL_GROUP
+_OP_ADD, _OP_CUT, _OP_JOINED = 1, 2, 3
 _ADD: Final = struct.Struct(">BQQI")
 _CUT: Final = struct.Struct(">BQ")
-_JOINED: Final = b"\x03"
+_JOINED: Final = bytes([_OP_JOINED])
 _NO_OP: Final = b"\x01"
 """pysyncobj's _COMMAND_TYPE.NO_OP, the whole command of a leader's first entry."""
 _GROUP_BYTES_MAX: Final = 1 << 30
@@ -272,7 +273,7 @@ class DurableJournal:
             return True
         operations = [_JOINED] if joins else []
         if first < len(self._durable):
-            operations.append(_CUT.pack(2, self._durable[first][1]))
+            operations.append(_CUT.pack(_OP_CUT, self._durable[first][1]))
         operations += map(_encode_add, self._entries[first:])
         payload = b"".join(operations)
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
@@ -378,17 +379,17 @@ class DurableJournal:
 
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
         first = self._entries[0][1] if self._entries else None
-        if head is not None and first is None:
-            raise JournalDamage(self._path, "holds no entry, but there is a snapshot beside it")
         if head is None:
             if first is not None and first > 1:
                 what = f"begins with entry {first}, and no snapshot holds what came before"
                 raise JournalDamage(self._path, what)
             return
-        if first is not None and first > head[0][1]:
+        if first is None:
+            raise JournalDamage(self._path, "holds no entry, but there is a snapshot beside it")
+        if first > head[0][1]:
             what = f"begins with entry {first}, but the snapshot ends with {head[1][1]}"
             raise JournalDamage(self._path, what)
-        position = 0 if first is None else head[0][1] - first
+        position = head[0][1] - first
         if tuple(self._entries[position : position + 2]) != head:
             # The snapshot came from a leader, and the node ended before the journal was replaced.
             # What is in the journal is older than the snapshot, or was never committed.
@@ -412,19 +413,19 @@ class JournalContent:
         position = 0
         while position < len(payload):
             operation = payload[position]
-            if operation == 1:
+            if operation == _OP_ADD:
                 _, index, term, size = _ADD.unpack_from(payload, position)
                 position += _ADD.size
                 if self.entries and index != self.entries[-1][1] + 1:
                     raise ValueError(f"entry {index} behind {self.entries[-1][1]}")
                 self.entries.append((payload[position : position + size], index, term))
                 position += size
-            elif operation == 2:
+            elif operation == _OP_CUT:
                 (_, index) = _CUT.unpack_from(payload, position)
                 position += _CUT.size
                 while self.entries and self.entries[-1][1] >= index:
                     self.entries.pop()
-            elif operation == 3:
+            elif operation == _OP_JOINED:
                 position += len(_JOINED)
                 self.joined = True
             else:
@@ -453,7 +454,7 @@ def read_journal(data: bytes, path: Path) -> JournalContent:
 
 def _encode_add(entry: LogEntry) -> bytes:
     command, index, term = entry
-    return _ADD.pack(1, index, term, len(command)) + command
+    return _ADD.pack(_OP_ADD, index, term, len(command)) + command
 
 
 def _group_at(data: bytes, position: int) -> bytes | None:
@@ -470,7 +471,9 @@ def _group_at(data: bytes, position: int) -> bytes | None:
 def _find_group(data: bytes, position: int) -> int | None:
     """The next offset from `position` on where a whole group begins."""
     for candidate in range(position, len(data) - _GROUP.size):
-        if data[candidate + _GROUP.size] in (1, 2, 3) and _group_at(data, candidate) is not None:
+        # The first byte of the payload, before the costly checksum.
+        is_operation = data[candidate + _GROUP.size] in (_OP_ADD, _OP_CUT, _OP_JOINED)
+        if is_operation and _group_at(data, candidate) is not None:
             return candidate
     return None
 
