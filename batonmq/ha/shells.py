@@ -363,7 +363,7 @@ class MasterFollower(Timed, Generic[R]):
 
 
 class HAService(ABC):
-    """A broker's HA service in either mode: a listener, and the shell of its present role."""
+    """HA of a broker in either mode: the port for slaves, and the shell of its present role."""
 
     _mode: ClassVar[str]
 
