@@ -393,6 +393,14 @@ class HAService(ABC):
         """For a slave that connects."""
 
     @abstractmethod
+    def notify_append(self, written_offset: int) -> None:
+        """On a master, once per loop turn: the log ends there, at the end of a message."""
+
+    @abstractmethod
+    def notify_flushed(self, flushed_offset: int) -> None:
+        """All bytes below `flushed_offset` are on this broker's disk."""
+
+    @abstractmethod
     def dial_now(self) -> None:
         """On a slave: connects now, because the obstacle is gone."""
 

@@ -29,6 +29,7 @@ from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, Outcome, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.set_aside import SetAside
+from batonmq.ha.shells import HAService
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import NewMessage
@@ -141,14 +142,6 @@ def outcome_of(future: asyncio.Future[None], what: str) -> Outcome:
     return outcome
 
 
-class Replicator(Protocol):
-    """Ships the log to the slaves and reports how far it is confirmed: the HA service."""
-
-    def notify_append(self, written_offset: int) -> None: ...
-
-    def notify_flushed(self, flushed_offset: int) -> None: ...
-
-
 class ConfirmRule(Protocol):
     """When a write is confirmed, and so acknowledged: one for each mode. Offsets are exclusive
     ends."""
@@ -174,21 +167,21 @@ class OwnDiskConfirms:
     readers see it. It is acknowledged at once; as SYNC_MASTER (`waits`) when enough slaves have it.
     """
 
-    def __init__(self, path: WritePath, replicator: Replicator | None, *, waits: bool) -> None:
+    def __init__(self, path: WritePath, ha: HAService | None, *, waits: bool) -> None:
         self._path = path
-        self._replicator = replicator
+        self._ha = ha
         self._own_end = 0
         self._slaves_end: int | None = 0 if waits else None
 
     def written(self, offset: int) -> None:
-        if self._replicator is not None:
-            self._replicator.notify_append(offset)
+        if self._ha is not None:
+            self._ha.notify_append(offset)
         if not self._path.sync_flush:
             self._on_own_disk(offset)
 
     def flushed(self, offset: int) -> None:
-        if self._replicator is not None:
-            self._replicator.notify_flushed(offset)
+        if self._ha is not None:
+            self._ha.notify_flushed(offset)
         if self._path.sync_flush and self._path.gate.is_master:
             self._on_own_disk(offset)
 
@@ -217,19 +210,18 @@ class OwnDiskConfirms:
 
 
 class MembersConfirm:
-    """Under controllers: the HA service (`replicator`) calls `WritePath.confirmed` when every
-    required member has a write."""
+    """Under controllers `ha` calls `WritePath.confirmed` when every required member has a write."""
 
     def __init__(
         self,
         path: WritePath,
-        replicator: Replicator,
+        ha: HAService,
         lease_valid: Callable[[int], bool],
         first_acked: Callable[[int], None],
     ) -> None:
         self._path = path
-        self.written = replicator.notify_append
-        self.flushed = replicator.notify_flushed
+        self.written = ha.notify_append
+        self.flushed = ha.notify_flushed
         self.pauses = AckPause(lease_valid).holds
         self.first_acked = first_acked
 

@@ -111,12 +111,10 @@ class ClassicHAService(HAService):
     # -- events of the broker
 
     def notify_append(self, written_offset: int) -> None:
-        """On a master, once per loop turn: the log ends at `written_offset`."""
         if self._master is not None:
             self._master.appended(written_offset)
 
     def notify_flushed(self, flushed_offset: int) -> None:
-        """All bytes below `flushed_offset` are on this broker's disk."""
         if self._slave is not None:
             self._slave.flushed()
 
