@@ -60,7 +60,7 @@ def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again()
     """The topic was deleted and made again: these very messages are gone."""
     path, topics = Mock(), Mock(topics={"T"})
     path.store.deleting_topics = ()
-    path.store.queries.units.return_value = [(900, 50, 0)]
+    path.store.queries.phy_offset_of.return_value = 900
     point = CheckPoint(KEY, 1000, 2000, [0, 1], 100, 0, {0, 1})
     done: list[int] = []
     Reviver(path, topics, BrokerConfig(), lambda what, put: put()).revive(point, done)

@@ -149,7 +149,7 @@ def test_r23_a_cut_below_the_own_confirmed_offset_is_refused(rig):
     store, puts = store_with_two_epochs(rig)
     with pytest.raises(TruncationRefused) as refused:
         store.slave_log.truncate_to(puts[3].physical_offset)
-    assert refused.value.confirm_offset == puts[4].end_offset
+    assert f"confirmOffset {puts[4].end_offset}" in str(refused.value)
     assert len(rig.read_bodies(store)) == 5 and store.max_phy_offset >= puts[-1].end_offset
     store.slave_log.truncate_to(puts[3].physical_offset, unclean_epoch=True)
     assert store.confirm_offset == puts[3].physical_offset
@@ -167,7 +167,7 @@ def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig, mast
     assert slave.confirm_offset < puts[2].physical_offset
     with pytest.raises(TruncationRefused) as refused:
         slave.slave_log.truncate_to(puts[2].physical_offset)
-    assert refused.value.confirm_offset == puts[-1].end_offset
+    assert f"confirmOffset {puts[-1].end_offset}" in str(refused.value)
     assert slave.max_phy_offset == len(data)
 
 
