@@ -147,10 +147,10 @@ class PendingSwitches:
         """Whether `command` is the election of the switch under way. Only the old master was sent
         its id (R59)."""
         at = self._open.get(command.broker_name)
-        asked = command.request_id, command.broker_id, command.expected_master_epoch
-        return at is not None and asked == (
-            at.switch_id, at.asked.broker_id, at.asked.master_epoch,
-        )  # fmt: skip
+        if at is None or at.switch_id != command.request_id:
+            return False
+        asked = at.asked.broker_id, at.asked.master_epoch
+        return asked == (command.broker_id, command.expected_master_epoch)
 
     def failed(self, broker_name: str, switch_id: str, reason: str) -> list[SwitchOutcome]:
         """The master reported that it cannot switch."""

@@ -25,7 +25,7 @@ from batonmq.store.appender import Appender
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import check_record
-from batonmq.store.reader import GetMessageResult, GetMessageStatus, Selection, StoredQueueReader
+from batonmq.store.reader import GetMessageResult, GetMessageStatus, StoredQueueReader, Wanted
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class StoreQueries:
         wanted: frozenset[int] | None = None,
         matches: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages of a queue from `offset` on, see `Selection`; `wanted`: hashes of tags. Raises
+        """Messages of a queue from `offset` on, see `Wanted`; `wanted`: hashes of tags. Raises
         CorruptLogError if the first record fails its CRC: it is never served."""
         queue = self._queues.get(topic, queue_id)
         if queue is None or queue.handler is not None:
@@ -91,8 +91,8 @@ class StoreQueries:
         minimum = queue.consume_queue.min_offset
         maximum = queue.consume_queue.max_offset
         if minimum <= offset < maximum:
-            selection = Selection(max_num, max_bytes, wanted, matches)
-            found = self._reader.read(queue, offset, selection)
+            asked = Wanted(max_num, max_bytes, wanted, matches)
+            found = self._reader.read(queue, offset, asked)
             found.suggest_pulling_from_slave = self._reader.is_on_disk_only(
                 found.behind_bytes, on_slave=not self._appender.is_masters
             )

@@ -60,7 +60,7 @@ class GetMessageResult:
     behind_bytes: int = 0  # From the last message that was looked at to the end of the log.
 
 
-class Selection(NamedTuple):
+class Wanted(NamedTuple):
     """Which messages are read: those whose tag hash is in `codes` (None: all) and whose properties,
     with a byte 2 on either side, pass `matches` (None: all). At least one if any matches, at most
     `max_num` and, from the second on, `max_bytes` (None: the store's limits)."""
@@ -194,7 +194,7 @@ class StoredQueueReader:
         self._percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
         self._config = config
 
-    def read(self, queue: StoredQueue, offset: int, wanted: Selection) -> GetMessageResult:
+    def read(self, queue: StoredQueue, offset: int, wanted: Wanted) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie in the queue. Raises CorruptLogError
         for a damaged first record; a later one ends the result, also if it has no message yet: the
         next read begins there. A bad unit is mended from the log, one in each read: that may take
@@ -229,7 +229,7 @@ class StoredQueueReader:
             good.append(unit)
         return good
 
-    def _read(self, queue: StoredQueue, offset: int, wanted: Selection) -> GetMessageResult:
+    def _read(self, queue: StoredQueue, offset: int, wanted: Wanted) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
             GetMessageStatus.NO_MATCHED_MESSAGE,
@@ -245,7 +245,7 @@ class StoredQueueReader:
         return result
 
     def _collect(
-        self, result: GetMessageResult, queue: StoredQueue, units: bytes, wanted: Selection
+        self, result: GetMessageResult, queue: StoredQueue, units: bytes, wanted: Wanted
     ) -> None:
         log, parts = self._log, result.parts
         max_num, max_bytes, codes, matches = wanted
