@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import TOPIC, answer, producing, silence
+from fake_cluster import FAST, TOPIC, answer, producing, silence
 
 from batonmq import (
     ClientError,
@@ -20,6 +21,7 @@ from batonmq import (
 )
 from batonmq.client.errors import NoNameServerError, SendAttempt
 from batonmq.client.instance import name_servers
+from batonmq.client.producer import sending as sending_core
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.records.codec import decode_record
 from tests.shared.waiting import until
@@ -252,13 +254,21 @@ async def test_a_hung_name_server_does_not_hold_up_a_failover(
         assert (await producer.send(Message(TOPIC, b"after"), timeout_ms=30_000)).acknowledged
 
 
-async def test_another_group_takes_over_while_one_has_no_master() -> None:
-    async with producing(groups=2) as (cluster, producer):
+async def test_another_group_takes_over_while_one_has_no_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending_core, "AVOID_MS", 60_000)
+    polling = replace(FAST, route_poll_ms=5)
+    async with producing(groups=2, client_options=polling) as (cluster, producer):
         await producer.publish_queues(TOPIC)
         await cluster.kill_master("broker-b")
         results = [await producer.send(Message(TOPIC, b"%d" % i)) for i in range(12)]
         assert {r.queue.broker_name for r in results} == {"broker-a"}
         assert sum(r.attempts for r in results) <= 13, "the dead group is tried once"
+        cluster.elect(cluster.brokers["broker-b"][1])
+        took: set[str] = set()
+        while len(took) < 2:
+            took.add((await producer.send(Message(TOPIC, b"after"))).queue.broker_name)
 
 
 async def test_the_deadline_ends_it_and_tells_what_was_tried() -> None:
