@@ -22,7 +22,7 @@ from lone_broker import (
     until,
 )
 
-from batonmq.broker.pop import pop_service
+from batonmq.broker.pop import pop_service, pop_table
 from batonmq.broker.pop.pop_table import CheckPoint, PopTable
 from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
@@ -256,6 +256,8 @@ async def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(rig, clo
     assert (await pop(rig, **order)).code == 210
     clock.now_ms += 1_001
     assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
+    clock.now_ms += pop_table.ORDER_KEPT_MS + 61_000
+    await until(lambda: not len(rig.service.features.pop.table))  # R58: abandoned for a day
 
 
 async def test_a_notification_looks_again_at_its_deadline(rig, clock):
