@@ -189,8 +189,7 @@ class MendedTransport(ElectionTransport):
             return
         snapshot_index = max(journal.snapshot_index, journal[0][1])
         if previous_index < journal[0][1]:
-            is_shorter = previous_index + len(message["entries"]) < snapshot_index
-            if is_shorter and message["term"] > journal[-1][2]:
+            if previous_index + len(message["entries"]) < snapshot_index:
                 end_aside(journal, "its snapshot holds entries that the leader does not have")
             return
         position = previous_index - journal[0][1]

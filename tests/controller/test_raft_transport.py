@@ -4,6 +4,7 @@ The node under it is a stand-in; what counts is which messages reach it, and in 
 """
 
 import errno
+import math
 import pickle
 import socket
 import threading
@@ -197,7 +198,7 @@ def counting(harness: Harness, **core: Any) -> list[str]:
     done: list[str] = []
     vars(harness.transport._syncObj).update(
         forceLogCompaction=lambda: done.append("compacts"),
-        transferLeadership=lambda node: done.append("offers"),
+        transferLeadership=lambda node: done.append(f"offers it to {node}"),
         _isLeader=lambda: True,
         _SyncObj__raftElectionDeadline=200.0,
         **core,
@@ -208,10 +209,10 @@ def counting(harness: Harness, **core: Any) -> list[str]:
 def test_the_lead_is_offered_at_each_tick_of_its_time_and_not_longer(now, harness):
     """Else it would go to the next follower that is complete, long after nobody asks for it."""
     done = counting(harness)
-    harness.transport.hand_over(1.0)
+    harness.transport.hand_over(1.0, PEER.id)
     for now.s in (100.0, 100.9, 101.0, 160.0):
         harness.transport._onTick()
-    assert done == ["offers"] * 2
+    assert done == [f"offers it to {PEER.id}"] * 2
 
 
 def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now, harness):
@@ -224,6 +225,27 @@ def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now, harness)
         harness.transport._onTick()
         told.append(len(done))
     assert told == [0, 1, 1, 1, 2, 2, 3]
+    harness.transport.snapshot_due = True
+    for _ in range(2):
+        harness.transport._onTick()
+    assert len(done) == 4, "also where one is asked for"
+
+
+def test_r50_a_report_goes_once_and_to_another_leader(now, sent, harness):
+    core = harness.transport._syncObj
+    core.selfNode, harness.transport.hearing = TCPNode("127.0.0.1:1"), (7, ())
+    for leader in (None, core.selfNode, PEER, PEER):
+        core._getLeader = lambda leader=leader: leader
+        harness.transport._onTick()
+    assert sent == [(PEER, {"type": "hearing", "index": 7, "unheard": ()})]
+
+
+def test_a_digest_is_answered_and_an_answer_is_not(sent, harness):
+    harness.transport.digests = SimpleNamespace(compare=lambda peer, index, digest: "ours")
+    message = {"type": "digest", "index": 7, "digest": "theirs"}
+    for answer in ({}, {"answer": True}):
+        harness.receive(message | answer)
+    assert sent == [(PEER, {**message, "digest": "ours", "answer": True})]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +302,10 @@ def test_r51_a_node_agrees_if_it_would_vote_at_the_latest_when_its_leader_is_los
     harness.transport._syncObj._SyncObj__raftState = 2
     harness.transport.connection_broke(OTHER)
     assert sent == [(PEER, answer)]
+    for message in (append((4, 2)), pre_vote_question(4, 2), append((4, 2))):
+        harness.receive(message, PEER if message["type"] == "pre_vote" else OTHER)
+    harness.transport.connection_broke(OTHER)
+    assert len(sent) == 1, "it was heard after the question"
 
 
 def test_r53_a_joining_node_says_so_to_a_candidate_with_a_log(now, sent):
@@ -306,13 +332,40 @@ def test_r53_a_full_disk_takes_part_in_no_election(now, sent, harness, monkeypat
     assert all(harness.receive(each) for each in requests)
 
 
-def test_a_joining_node_votes_only_where_nobody_has_a_log(harness):
+def test_r51_a_leader_gives_up_to_a_higher_term_and_never_goes_back(harness):
+    done: list[int] = []
+    core = harness.transport._syncObj
+    counting(harness, _SyncObj__setState=done.append, _SyncObj__raftLeader=None)
+    core._SyncObj__setCurrentTerm = lambda term, _: done.append(term)
+    for term in (1, 2, 3):
+        harness.receive({"type": "higher_term", "term": term})
+    assert done == [3, 0]
+
+
+def test_r53_a_leader_whose_disk_is_full_resigns_and_tries_it_again_later(
+    now, harness, monkeypatch
+):
+    attempts: list[None] = []
+    states: list[int] = []
+    counting(harness, _SyncObj__raftLeader=PEER, _SyncObj__setState=states.append)
+    monkeypatch.setattr(harness.journal, "sync", lambda: attempts.append(None))
+    for now.s in (100.0, 100.1, 100.2):
+        harness.transport._onTick()
+    assert len(attempts) == len(states) == 2 and not any(states)
+    answer = {"type": "next_node_idx", "term": 2, "next_node_idx": 2, "success": True}
+    assert harness.receive(answer) == [], "its entries are on no majority"
+    assert harness.transport._syncObj._SyncObj__raftLeader is None
+
+
+def test_a_joining_node_votes_only_where_nobody_has_a_log(now, harness):
     """Its folder was lost; beside a candidate with a log it may be the voter that makes forgotten
     what it acknowledged before. Once it heard of such a log, it elects no empty node either."""
     harness.journal.joining = True
     assert harness.receive(vote_question(1, 0)) != [], "the first election of a new cluster"
     assert harness.receive(vote_question(9, 1)) == []
     assert harness.receive(vote_question(1, 0)) == []
+    harness.transport._onTick()
+    assert harness.transport._syncObj._SyncObj__raftElectionDeadline == math.inf
     harness.journal.joining = False
     assert harness.receive(vote_question(9, 1)) != []
 
@@ -358,9 +411,32 @@ def test_r51_answers_to_the_newest_question_begin_a_term_above_theirs(now, harne
     assert not transport.may_stand(), "one term only"
 
 
-def test_a_joining_node_with_half_a_log_votes_for_nobody():
+def test_r51_an_heir_asks_nobody_and_a_node_apart_begins_no_term(now, sent, harness):
+    transport, core = harness.transport, harness.transport._syncObj
+    transport._nodes, core._SyncObj__connectedNodes = {PEER, OTHER}, set()
+    assert not transport.may_stand()
+    core._SyncObj__connectedNodes, core._SyncObj__transferInProgress = {PEER}, True
+    assert transport.may_stand() and sent == []
+    transport.send(PEER, vote_question(1, 0))
+    assert sent[0][1]["hand_over"]
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_r51_a_leader_that_is_heard_again_ends_a_candidacy(now, harness, agreed):
+    transport, core = harness.transport, harness.transport._syncObj
+    transport._nodes = {PEER, OTHER}
+    assert not transport.may_stand()
+    answer = {"type": "pre_vote_answer", "round": 1, "term": 2, "joining": False}
+    for message in (answer, append((1, 0))) if agreed else (append((1, 0)), answer):
+        harness.receive(message)
+    assert not transport.may_stand() and core._SyncObj__raftElectionDeadline == 101.0
+
+
+def test_a_joining_node_with_half_a_log_votes_for_nobody_and_never_stands(now):
     harness = Harness([(b"", 8, 1), (b"", 9, 1)])
     harness.journal.joining = True
+    harness.transport._onTick()
+    assert harness.transport._syncObj._SyncObj__raftElectionDeadline == math.inf
     assert harness.receive(vote_question(1, 0)) == []
     assert harness.receive(vote_question(9, 1)) == []
 
@@ -398,6 +474,14 @@ def test_nothing_that_speaks_of_the_log_leaves_before_it_is_durable(harness, kin
     harness.transport.send(PEER, {"type": kind, "term": 2})
     harness.transport.send(PEER, {"type": "append_entries", "term": 2, "entries": []})
     assert synced_at_send == [1, 1], "once before it left; a leader's own entries may follow later"
+
+
+def test_r53_a_leader_that_just_joined_stores_that_before_it_sends(harness, sent, monkeypatch):
+    """Or a kill would leave a quorum that never elects."""
+    harness.journal.joins = True
+    assert harness.transport.send(PEER, append((1, 0))) and harness.journal.syncs == 1
+    monkeypatch.setattr(harness.journal, "sync", lambda: False)
+    assert not harness.transport.send(PEER, append((1, 0))) and len(sent) == 1
 
 
 LOG = [(b"", 1, 0), (b"a", 2, 1), (b"b", 3, 2), (b"c", 4, 2)]
