@@ -1,13 +1,16 @@
 """Snapshots are checked bytes: a changed one is refused before anything is replaced."""
 
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_disk import failing
 from pysyncobj.config import SERIALIZER_STATE
 from raft_files import fatal
 
+from batonmq.controller.raft import snapshot
 from batonmq.controller.raft.snapshot import (
     BadSnapshot,
     FileSnapshots,
@@ -64,6 +67,9 @@ def test_a_missing_or_changed_byte_is_noticed():
         changed[position] ^= choice.randrange(1, 256)
         with pytest.raises(BadSnapshot):
             decode_snapshot(bytes(changed))
+    later = data[12:].replace(b'"v":1', b'"v":2')
+    with pytest.raises(BadSnapshot, match="version 2 is not 1"):
+        decode_snapshot(data[:8] + zlib.crc32(later).to_bytes(4, "big") + later)
 
 
 def test_a_snapshot_travels_in_pieces_and_is_restored(tmp_path):
@@ -96,6 +102,17 @@ def test_a_disk_that_refuses_ends_the_node(tmp_path):
     node.path.mkdir()
     with pytest.raises(AssertionError, match="cannot store the snapshot"):
         node.take()
+
+
+def test_r53_a_snapshot_that_found_no_room_is_tried_again_a_second_later(tmp_path, monkeypatch):
+    now_s, node = 100.0, Node(tmp_path, "n1")
+    monkeypatch.setattr(snapshot, "boot_s", lambda: now_s)
+    with failing("pwrite * ENOSPC"):
+        node.snapshots.serialize((None, *ENTRIES, ()), 8)
+    assert node.snapshots.checkSerializing()[0] == SERIALIZER_STATE.SERIALIZING
+    now_s += 1
+    assert node.snapshots.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING
+    node.take()
 
 
 def test_a_piece_that_is_lost_does_not_load(tmp_path):
