@@ -69,6 +69,8 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible():
     assert order is not None and order.first_open == 5 and table.is_blocked(KEY, "", 60_999)
     late = PutOff(key=KEY, pop_time=1000, offset=6, visible=70_000)
     table.apply(PopRecord(put_off=[late]), 2)
+    stale = PutOff(key=KEY, pop_time=999, offset=6, visible=80_000)
+    table.apply(PopRecord(put_off=[stale]), 2)
     assert table.is_blocked(KEY, "", 69_999) and not table.is_blocked(KEY, "", 70_000)
     table.apply(PopRecord(popped=[popped(5, 6, 7, at=71_000, order=True)]), 3)
     again = table.order_of(KEY)

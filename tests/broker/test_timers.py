@@ -248,6 +248,17 @@ async def test_a_backlog_is_read_and_delivered_in_slices(tmp_path, clock, monkey
         await until(lambda: end_of(rig, "T") == 40)
 
 
+async def test_a_queue_that_was_read_is_not_read_again_at_each_turn(rig, monkeypatch):
+    timers = rig.service.features.timers
+    await rig.send("T", b"later", TIMER_DELAY_SEC="60")
+    await until(lambda: len(timers) == 1)
+    slices: list[int] = []
+    slice_, timers._slice = timers._slice, lambda now_ms: slices.append(now_ms) or slice_(now_ms)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(slices) < 10
+
+
 async def test_r45_refused_progress_stops_no_timer(tmp_path, clock):
     """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
     full. What is due later comes when there is room."""

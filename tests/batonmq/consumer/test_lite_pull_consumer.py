@@ -221,3 +221,5 @@ async def test_a_close_within_the_callback_of_closing_does_not_wait_for_itself(
     async with asyncio.timeout(10), consumer:
         assert consumer.assigned_queues
     assert not consumer.client.running
+    with pytest.raises(ClientError):
+        await consumer.poll()
