@@ -17,8 +17,10 @@ import pysyncobj.syncobj
 import pysyncobj.tcp_server
 import pysyncobj.transport
 import pytest
+from failing_disk import failing
 from pysyncobj.node import TCPNode
 from pysyncobj.poller import POLL_EVENT_TYPE
+from raft_files import fatal
 
 from batonmq.controller.raft import messages
 from batonmq.controller.raft.messages import MendedTransport
@@ -518,6 +520,30 @@ def test_entries_that_differ_are_left_to_raft():
     (seen,) = Harness(log).receive(append((1, 0), (b"a", 2, 1), (b"b", 3, 2)))
     assert (seen["prevLogIdx"], seen["prevLogTerm"]) == (2, 1)
     assert seen["entries"] == [(b"b", 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (append((3, 1), (b"", 4, 2)), "entries that the leader does not have"),
+        (append((8, 1), (b"", 9, 2)), "differs after entry 8, and this node applied"),
+    ],
+)
+@pytest.mark.parametrize("disk", ["room * ENOSPC", "rename * EIO"])
+def test_r53_who_has_more_in_its_snapshot_than_the_leader_begins_again(
+    tmp_path, message, what, disk
+):
+    harness = Harness([(b"", 8, 1), (b"", 9, 1)])
+    journal: Any = harness.journal
+    journal.snapshot_index = harness.transport._syncObj.raftLastApplied = 9
+    journal.folder, journal.on_fatal = tmp_path / "raft", fatal
+    journal.folder.mkdir()
+    is_moved = disk.startswith("room")
+    end = "the next start fetches the log again" if is_moved else "cannot move"
+    with failing(disk), pytest.raises(AssertionError, match=f"{what}.*{end}"):
+        harness.receive(message)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith("raft.diverged-") == is_moved
 
 
 def test_unknown_predecessor_is_left_to_raft():
