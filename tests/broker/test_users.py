@@ -27,6 +27,7 @@ from batonmq import (
     TransactionProducer,
     TransactionState,
 )
+from batonmq.auth import guard
 from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.policy import (
@@ -69,6 +70,7 @@ from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, Respo
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import wall_ms
 from batonmq.store.errors import PutUnavailable
@@ -502,6 +504,23 @@ async def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(server
     decided.clear()
     assert await send(USER, "A") == 0 and decided == [310], "rights have changed"
     await client.close()
+
+
+async def test_r58_what_a_connection_is_allowed_is_kept_of_a_few_topics(server, monkeypatch):
+    monkeypatch.setattr(guard, "DECIDED_MAX", 2)
+    await server.admit(USER, ("*", "Pub"))
+    seen: list[Connection] = []
+    check = server.guard.check
+    server.guard.check = lambda code, request, connection: (
+        seen.append(connection) or check(code, request, connection)
+    )
+    client = RemotingClient(sign=Signer(USER))
+    for number in range(5):
+        request = RemotingCommand.request(310, send_header(f"T{number}", 0, {}), b"x")
+        assert (await client.invoke(server.address, request, 5000)).code == 0
+    await client.close()
+    kept = [each[1] for each in seen[0].attachments.values() if isinstance(each, tuple)]
+    assert len(seen) == 5 and [len(each) for each in kept] == [1, 1]
 
 
 async def test_a_change_of_rights_counts_at_once_on_open_connections(server):
