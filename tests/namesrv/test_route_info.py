@@ -67,6 +67,7 @@ class Routes:
         partial: bool = False,
         relays: bool = True,
         relayed: bool = False,
+        zone: str | None = None,
     ) -> Registered:
         registration = BrokerRegistration(
             cluster_name=cluster,
@@ -80,6 +81,7 @@ class Routes:
             is_partial=partial,
             relays=relays,
             is_relayed=relayed,
+            zone_name=zone,
         )
         result = self.core.register(registration, what or body(), self.now_ms)
         self.core.check_invariants()
@@ -109,6 +111,9 @@ def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
     assert (slave.master_addr, slave.ha_server_addr) == (M1, "10.0.0.1:10912")
     assert routes.addrs() == {0: M1, 2: M2}
     assert routes.core.clusters() == {"C": ["broker-a"]}
+    routes.register(M1, 0, zone="north")
+    (_, shown) = next(routes.core.brokers())
+    assert shown.zone_name == "north"
 
 
 def test_r32_a_slave_registers_the_master_that_is_not_answered(routes: Routes) -> None:
@@ -136,9 +141,11 @@ def test_r32_a_slave_registers_the_master_that_is_not_answered(routes: Routes) -
 
 def test_r32_what_a_slave_says_of_its_master_replaces_nothing_better(routes: Routes) -> None:
     way = {"connection": f"socket of {M2}", "timeout_ms": 10_000, "relayed": True}
-    routes.register(M1, 0, body(epoch=1))
+    routes.register(M1, 0, body(epoch=1), timeout_ms=10_000)
     routes.register(M2, 2, body(epoch=1))
+    routes.now_ms += 9_000
     routes.register(M1, 0, body(epoch=1), **way)
+    assert list(routes.core.scan(routes.now_ms + 9_000)) == [], "it shows that the master lives"
     routes.core.connection_lost(f"socket of {M1}")  # a late answer must not keep it
     assert routes.addrs() == {2: M2}
     routes.register(M1, 1, body(epoch=2))  # it follows the next master
