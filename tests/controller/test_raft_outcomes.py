@@ -99,6 +99,37 @@ async def test_what_waits_when_the_node_is_closed_ends_at_once():
         assert task.done() and isinstance(await task, Unknown)
 
 
+class Journal(list[tuple[bytes, int, int]]):
+    def join(self) -> None: ...
+
+
+async def test_g7_a_first_lead_waits_until_its_first_entry_is_committed():
+    """Commands may be acknowledged from then on: see `pre_vote`."""
+    async with leading() as (log, _):
+        log._role_changed(False)
+        roles: list[bool] = []
+        log.on_role(roles.append)
+        journal: Any = Journal([(b"\x01", 1, 0)])
+        log._journal = journal
+        log._on_state_changed(0, 2)
+        await asyncio.sleep(0)
+        assert roles == [] and log._first_lead
+        journal.append((b"command", 2, 1))
+        log._on_state_changed(0, 2)
+        await asyncio.sleep(0)
+        assert roles == [True]
+
+
+async def test_no_lead_begins_after_the_end():
+    async with leading() as (log, _):
+        log._role_changed(False)
+        await log.close()
+        roles: list[bool] = []
+        log.on_role(roles.append)
+        log._role_changed(True)
+        assert roles == []
+
+
 async def test_a_committed_proposal_is_answered_by_the_state_machine():
     async with leading() as (log, node):
         task = await proposing(log)

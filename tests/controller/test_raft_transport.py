@@ -623,6 +623,21 @@ def test_r58_a_raft_port_that_cannot_accept_for_a_moment_listens_again():
     server.unbind()
 
 
+def test_a_member_is_away_since_its_connection_broke_and_not_since_the_last_dial(monkeypatch):
+    monkeypatch.setattr(pysyncobj.transport.TCPTransport, "_onDisconnected", lambda *_: None)
+    transport: Any = GuardedTransport.__new__(GuardedTransport)
+    dialled = Mock()
+    transport.__dict__.update(
+        _connections={PEER: dialled},
+        _apart_since={PEER: 1.0},
+        _nonces={},
+        _greeted={},
+        _syncObj=Mock(isNodeConnected=lambda node: False),
+    )
+    transport._onDisconnected(dialled)
+    assert transport._apart_since == {PEER: 1.0}
+
+
 def test_addresses_are_read_as_before_pysyncobj_was_imported():
     """psutil shows connections by it; pysyncobj leaves one that raises."""
     assert socket.inet_ntop(socket.AF_INET6, bytes(15) + b"\x01") == "::1"
