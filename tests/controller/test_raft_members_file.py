@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from failing_disk import failing
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft.membership import (
@@ -48,6 +49,10 @@ def test_r53_an_operator_changes_one_member_at_a_time(tmp_path):
     ):
         with pytest.raises(MembersChangedError, match=r"members\.change: this node's log"):
             check_members(tmp_path, other)
+    with failing("replace * EIO"), pytest.raises(OSError):
+        check_members(tmp_path, four)
+    with pytest.raises(MembersChangedError):
+        check_members(tmp_path, membership("n0"))
     check_members(tmp_path, four)
     check_members(tmp_path, four)
     with pytest.raises(MembersChangedError):

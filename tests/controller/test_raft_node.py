@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pysyncobj
 import pytest
@@ -85,6 +86,23 @@ def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks():
         assert wait_s(state, 0.09) < 0.092
         assert wait_s(state, 100, is_apart=True) == 0.05, "it dials at every tick"
     assert wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
+
+
+@pytest.mark.parametrize(
+    ("state", "urgent", "wakes"),
+    [
+        (_RAFT_STATE.FOLLOWER, True, 1),
+        (_RAFT_STATE.FOLLOWER, False, 0),
+        (_RAFT_STATE.LEADER, True, 0),
+    ],
+)
+def test_r50_an_urgent_report_of_a_follower_wakes_its_thread(state, urgent, wakes):
+    notifier = Mock()
+    node = SimpleNamespace(
+        transport=SimpleNamespace(), raft_state=state, _SyncObj__pipeNotifier=notifier
+    )
+    _Node.report(node, 7, frozenset(), urgent)
+    assert node.transport.hearing == (7, ()) and notifier.notify.call_count == wakes
 
 
 def test_settings_are_those_of_the_audit_and_unknown_names_are_refused():
