@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from failing_disk import failing
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft.membership import (
