@@ -1,7 +1,7 @@
 """Socket, timer and store calls of the slave side; performs the slave core's effects. Bytes are
 written from the receive buffer to the log: one write for a piece of a large frame, or for all small
-frames of a read. One ack is sent per loop turn, before dispatch, because the master waits for
-it."""
+frames of a read. One ack is sent per small read, or per loop turn, before dispatch, because the
+master waits for it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SMALL_READ: Final = 32 << 10  # bytes: a smaller read has emptied the socket
 UNREACHED_MS: Final = 3_000
 """A master that ends has a successor by then: this one runs, and the way to it is shut."""
 
@@ -151,6 +152,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             core.log.read_filled(now_ms)
         if link is not self._link:
             self._arm()
+        elif len(data) < _SMALL_READ:
+            self._end_turn()
         else:
             self._schedule_turn()
 
