@@ -258,7 +258,7 @@ async def test_status_and_codes_that_are_not_supported(rig):
     assert int(table["earliestMessageTimeStamp"]) > 1_700_000_000_000
     assert json.loads((await rig.ask(907)).body)["master"] is True
     assert (await rig.ask(1007)).code == 1
-    for unknown in (200057, 4711):
+    for unknown in (308, 513, 902, 4711):
         assert (await rig.ask(unknown)).code == 3
 
 
