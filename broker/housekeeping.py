@@ -112,7 +112,7 @@ class Housekeeping:
             first = queries.min_offset_in_queue(topic, queue_id)
             try:
                 unit = queries.raw_units(topic, queue_id, max(offset, first), 1)
-            except CorruptLogError:  # the end of this task would end the process
+            except (CorruptLogError, OSError):  # the end of this task would end the process
                 continue
             if unit:
                 most = max(most, log_end - _PHYSICAL_OFFSET.unpack_from(unit)[0])

@@ -9,6 +9,7 @@ from lone_broker import Rig, expire_all_but_last, lone_broker, run_with_broker
 from batonmq.broker.housekeeping import PROTECT_MS, REPORT_MS
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.layout import UNIT_SIZE
+from tests.shared.failing_disk import failing
 
 
 async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path):
@@ -33,7 +34,8 @@ async def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path):
 
 
 async def test_r45_without_disk_space_no_group_is_cut_off(tmp_path):
-    """Its record cannot be put: that is tried again, and does not end the process."""
+    """Its record cannot be put, or its queue not be read without a descriptor: that is tried again,
+    and does not end the process."""
     async with lone_broker(tmp_path, broker={"consumer_fallbehind_threshold": 1}) as rig:
         await rig.send("T", bytes(1000))
         await rig.send("T", bytes(1000))
@@ -44,6 +46,11 @@ async def test_r45_without_disk_space_no_group_is_cut_off(tmp_path):
         await rig.service.housekeeping.protect_broker()
         assert groups["slow"].consume_enable
         rig.service.store.appender.pause("")
+        for queue in rig.service.store._files.consume_queues.queues():
+            queue.write_back()
+        with failing("pread * EMFILE"):
+            await rig.service.housekeeping.protect_broker()
+        assert groups["slow"].consume_enable, "nothing is known of a queue that cannot be read now"
         await rig.service.housekeeping.protect_broker()
         assert not groups["slow"].consume_enable
 
