@@ -22,7 +22,7 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import answered, reason
-from batonmq.mqctl.refusals import lacks_disk_space, next_step, refuses_client
+from batonmq.mqctl.refusals import lacks_descriptors, lacks_disk_space, next_step, refuses_client
 from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
@@ -46,6 +46,7 @@ EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
 _FREE_SPACE = (
     "free disk space, or keep less: mqctl updateBrokerConfig -b {0} -k fileReservedTime -v 24"
 )
+_DESCRIPTORS = "raise its limit of open files (LimitNOFILE, ulimit -n), and restart it"
 _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
@@ -190,6 +191,10 @@ class Findings:
         # No other reason that names a disk: it may be the path of one that failed.
         is_full = what == "refuses writes" and DISK_FULL in why
         advice = _FREE_SPACE if is_full else _ADVICE.get(what, "")
+        if lacks_descriptors(why):
+            advice = _DESCRIPTORS
+        elif "quota exceeded" in why:
+            advice = f"raise the quota of its user, {advice}"
         # A new master whose disk is full has not refused anything yet: its first write will be.
         group = self.masters.get(address)
         is_down = what == "refuses writes" or (what == "its disk is full" and group is not None)

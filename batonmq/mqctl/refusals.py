@@ -47,7 +47,12 @@ def is_silent(why: str) -> bool:
 
 def lacks_disk_space(problem: str) -> bool:
     """Whether a process reports that a full disk or a quota keeps it from writing."""
-    return any(sign in problem for sign in _NO_SPACE)
+    return any(sign in problem for sign in _NO_SPACE) and not lacks_descriptors(problem)
+
+
+def lacks_descriptors(problem: str) -> bool:
+    """Whether it has too few file descriptors: it waits for them as for disk space."""
+    return "Too many open files" in problem
 
 
 def refuses_client(why: str) -> bool:

@@ -405,6 +405,22 @@ def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> No
     assert (ran.code, ran.json["state"]) == (3, "degraded")
 
 
+@pytest.mark.parametrize(
+    ("why", "step"),
+    [
+        ("Too many open files", r"raise its limit of open files \(LimitNOFILE, ulimit -n\)"),
+        ("Disk quota exceeded", "raise the quota of its user, free disk space"),
+    ],
+)
+def test_what_counts_as_a_full_disk_names_what_is_full(
+    mqctl: Run, fake: Any, why: str, step: str
+) -> None:
+    """Without descriptors an operator was told to free disk space."""
+    fake.problems = {SLAVE: [f"its disk is full: /d/0: {why}"]}
+    (told,) = mqctl("health", "--json").json["nextSteps"]
+    assert re.match(step, told)
+
+
 @pytest.mark.parametrize("what", ["has no index", "refuses writes"])
 def test_a_disk_that_fails_needs_no_space(mqctl: Run, fake: Any, what: str) -> None:
     """Its path has the word, too."""

@@ -979,6 +979,11 @@ def test_messages_that_wait_for_ever_are_named(
         (1, {"problems": ("is not registered: another has its id",)}, "not-registered"),
         (1, {"problems": ("its log is suspect: another boot",)}, "log-suspect"),
         (1, {"problems": ("its disk is full: [Errno 28]",)}, "disk-full"),
+        (
+            1,
+            {"problems": ("its disk is full: /d/0: Too many open files",)},
+            "descriptors-exhausted",
+        ),
         (1, {"report": {"a": "b"}, "problems": ("does not join yet: a queue",)}, "slave-stuck"),
         (
             1,

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from batonmq.mqctl.refusals import CLOSES, closes, distrusts, lacks_disk_space, of_others
+from batonmq.mqctl.refusals import (
+    CLOSES,
+    closes,
+    distrusts,
+    lacks_descriptors,
+    lacks_disk_space,
+    of_others,
+)
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 from batonmq.runtime.words import counted
@@ -169,7 +176,9 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             yield _not_serving(evidence, node, "away", f"{who}: its process {how}: {why}")
         elif process is None and node.asked and not node.runs:
             began = since(evidence, node)
-            yield of_node(node, f"{_role(evidence, node)}-away", f"{who}: {why}", since_ms=began)
+            why_ended = Repair("see whether it said why, and its log", "mqctl timeline --last 3")
+            name = f"{_role(evidence, node)}-away"
+            yield of_node(node, name, f"{who}: {why}", why_ended, since_ms=began)
 
 
 def _not_serving(evidence: Evidence, node: NodeEvidence, what: str, cause: str) -> Finding:
@@ -374,7 +383,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.nodes:
         reported = next(filter(lacks_disk_space, node.problems), "")
         has_none = 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
-        ended = "" if node.runs else node.log.at_its_end("No space left", "ENOSPC")
+        ended = "" if node.runs else node.log.at_its_end("No space left", "quota exceeded")
         if reported or has_none or (ended and SPACE_AGAIN not in ended):
             free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
             when = "is full" if reported or has_none else "was full when it ended"
@@ -387,7 +396,9 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
                     again = "; what waits is tried again every second"
                 cause = f"{node.name}: {what}; {free.replace(' are free', ' are free now')}{again}"
             keep = f"mqctl updateBrokerConfig -b {node.address} -k fileReservedTime -v 24"
-            repairs = [Repair("free disk space; it continues by itself", f"df -h {node.folder}")]
+            repairs = [
+                Repair("free disk space; it continues by itself", f"df -h {node.folder}".rstrip())
+            ]
             if node.kind == BROKER and node.runs:
                 repairs.append(Repair("keep messages for a shorter time", keep, 60))
             name = "disk-full" if node.kind == BROKER else "controller-disk-full"
@@ -413,6 +424,7 @@ def _descriptors(evidence: Evidence) -> Iterator[Finding]:
         # It keeps a part of them for its files, and closes connections long before all are used.
         line = log.latest(CROWDED_OUT) if node.runs or node.refuses_us else ""
         was_crowded = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
+        was_refused = was_refused or any(map(lacks_descriptors, node.problems))
         if (most and count * 20 >= most * 19) or was_refused or (was_crowded and count * 2 >= most):
             used = f"{count} of its {most} file descriptors are in use"
             cause = f"{node.name}: {used if most else 'it has too few file descriptors'}"
