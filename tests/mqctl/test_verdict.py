@@ -1003,6 +1003,13 @@ def test_what_a_running_node_says_of_itself_has_a_name(
     assert (first.incident, first.subject) == (expected, evidence.nodes[at].name)
 
 
+def test_the_full_disk_of_another_host_is_named_once() -> None:
+    says = "its disk is full: /d/0: Disk quota exceeded"
+    first, *_ = judge(but(live((1, 2, 3), {1, 2, 3}), 1, problems=(says,), folder="")).causes
+    assert first.cause == f"broker-2: {says}"
+    assert first.repairs[0].command == "df -h"
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -387,7 +387,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
         if reported or has_none or (ended and SPACE_AGAIN not in ended):
             free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
             when = "is full" if reported or has_none else "was full when it ended"
-            cause = f"{node.name}: its disk {when}; {free or reported}"
+            cause = f"{node.name}: {f'its disk {when}; {free}' if free else reported}"
             if reported and free and not has_none:  # its own state decides
                 what, again = reported, ""
                 if "% of it is used" not in reported:
