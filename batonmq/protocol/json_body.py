@@ -4,7 +4,7 @@ members and without nulls; but a map keyed by message queues as fastjson does
 and nulls are skipped."""
 
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar, Final, Self, TypeVar, cast, get_args, get_origin
@@ -171,17 +171,19 @@ def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
 def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:
     """The members of a body as (name, JSON, whether more of it follows). A table or list of more
     than `ENTRIES_AT_ONCE` entries comes in several; they must not change meanwhile."""
+    queue_map = body.QUEUE_MAP if isinstance(body, QueueKeyedBody) else ""
     for name, member in _fields_of(type(body)):
         value = getattr(body, name)
         if value is None:
             continue
+        encode: Callable[[Any], bytes] = encode_queue_map if member == queue_map else encode_json
         if not isinstance(value, dict | list) or len(value) <= ENTRIES_AT_ONCE:
-            yield member, encode_json(value), False
+            yield member, encode(value), False
             continue
         left, entries = len(value), iter(value.items() if isinstance(value, dict) else value)
         while left > 0:
             left -= ENTRIES_AT_ONCE
-            yield member, encode_json(type(value)(islice(entries, ENTRIES_AT_ONCE))), left > 0
+            yield member, encode(type(value)(islice(entries, ENTRIES_AT_ONCE))), left > 0
 
 
 def encoded_pieces(body: Body) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManag
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.request_fields import flag, invalid, number, stored_at, system_error, text
 from batonmq.broker.tables.consumer_offset import SEPARATOR, ConsumerOffsetManager
+from batonmq.broker.tables.slave_sync import reply_in_turns
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
@@ -107,7 +108,7 @@ class GroupAdminProcessor:
                 max_offset=max(0, end),
                 min_offset=max(0, self._store.queries.min_offset_in_queue(topic, queue_id)),
             )
-        return RemotingCommand.response_to(request, body=table.encode())
+        return await reply_in_turns(request, table)
 
     async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The progress of a group (GET_CONSUME_STATS, 208) in the topics of `topicList`. Without
@@ -123,7 +124,7 @@ class GroupAdminProcessor:
             if progress := await self._progress_in(group, topic, pace):
                 stats.offset_table.update(progress)
                 stats.consume_tps += self._path.stats.got_tps(topic, group)
-        return RemotingCommand.response_to(request, body=stats.encode())
+        return await reply_in_turns(request, stats)
 
     async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The progress of all groups in all topics (GET_BROKER_CONSUME_STATS, 317); with `isOrder`
@@ -144,7 +145,8 @@ class GroupAdminProcessor:
                 if table and self._may_consume(group, topic):
                     tps = self._path.stats.got_tps(topic, group)
                     stats = ConsumeStats(consume_tps=tps, offset_table=table)
-                    of_group.append(msgspec.Raw(stats.encode()))
+                    text = (await reply_in_turns(request, stats)).body
+                    of_group.append(msgspec.Raw(text))
                     behind = [q.broker_offset - q.consumer_offset for q in table.values()]
                     body.total_diff += sum(behind)
             body.consume_stats_list.append({group: of_group})
@@ -187,7 +189,7 @@ class GroupAdminProcessor:
         body = QueryConsumeTimeSpanBody()
         async for queue_id in in_turns(range(config.write_queue_nums)):
             body.consume_time_span_set.append(self._time_span(group, topic, queue_id))
-        return RemotingCommand.response_to(request, body=body.encode())
+        return await reply_in_turns(request, body)
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
         queries = self._store.queries
@@ -287,8 +289,7 @@ class GroupAdminProcessor:
             self._path.gate.require_open()
             is_forced = flag(request, "isForce", default=True)
             wanted = await self._send_to_members(group, topic, wanted, when, is_forced=is_forced)
-        body = await _reset_body(topic, self._broker_name, wanted)
-        return RemotingCommand.response_to(request, body=body)
+        return await reply_in_turns(request, await _reset_body(topic, self._broker_name, wanted))
 
     async def clone_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Copies the offsets of `srcGroup` to `destGroup` (CLONE_GROUP_OFFSET, 314), in `topic` or
@@ -349,7 +350,7 @@ class GroupAdminProcessor:
                 f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
                 f" Timestamp: {when}",
             )
-        body = await _reset_body(topic, self._broker_name, targets)
+        body = (await _reset_body(topic, self._broker_name, targets)).encode()
         ext: dict[str, str | int | bool | None] = {
             "topic": topic,
             "group": group,
@@ -472,10 +473,10 @@ async def _status_in(answer: RemotingCommand | BaseException) -> bytes | None:
     return encode_queue_map(status.message_queue_table)
 
 
-async def _reset_body(topic: str, broker_name: str, offsets: dict[int, int]) -> bytes:
+async def _reset_body(topic: str, broker_name: str, offsets: dict[int, int]) -> ResetOffsetBody:
     """`offsets`: queue id -> where the group continues."""
     table = {
         MessageQueue(topic, broker_name, queue_id): offset
         async for queue_id, offset in in_turns(list(offsets.items()))
     }
-    return ResetOffsetBody(offset_table=table).encode()
+    return ResetOffsetBody(offset_table=table)
