@@ -324,6 +324,13 @@ def test_every_code_has_a_case(world: World) -> None:
     assert set(NAMES) == set(_name_server(world).handlers)
 
 
+def test_r58_few_requests_with_large_answers_are_handled_at_a_time(world: World) -> None:
+    broker = world.service.endpoint.processors
+    tables, positions = {21, 43, 45, 201, 402, 60002}, {202, 208, 222, 300, 303, 314, 317, 343}
+    assert broker.large == tables | positions | {203, 204, 328, 400, 60003}
+    assert _name_server(world).large == {103, 105, 106, 206, 224, 304, 311, 312, 313}
+
+
 @pytest.mark.parametrize("server, code", SERVERS)
 def test_r58_the_largest_request_of_each_code_is_cheap(
     world: World, runner: asyncio.Runner, server: str, code: int, monkeypatch: pytest.MonkeyPatch

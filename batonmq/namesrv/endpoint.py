@@ -60,6 +60,18 @@ _UNIT_FLAGS: Final = {  # the bits of topicSysFlag to look at, and those of them
     RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (2, 2),
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (3, 2),
 }
+_LARGE: Final = frozenset(
+    {
+        RequestCode.REGISTER_BROKER,  # 16 KiB may inflate to 16 MiB
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        *_UNIT_FLAGS,
+    }
+)
+"""Codes whose answers, or requests, may be large (`Processors.large`)."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -112,6 +124,7 @@ class NamesrvEndpoint:
             processors.register(code, handler)
         for code in _UNIT_FLAGS:
             processors.register(code, self.unit_topics)
+        processors.large.update(_LARGE)
         if self._guard is not None:
             processors.register(RequestCode.BATON_PUT_USERS, self.put_users)
             processors.register(RequestCode.BATON_WHO_AM_I, self._guard.who_am_i)

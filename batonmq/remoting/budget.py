@@ -24,8 +24,8 @@ TURN_S: Final = 0.005
 WOKEN_AT_ONCE: Final = 2
 """Waiting handlers that continue in one turn; how long they will take is unknown."""
 
-SLICED_MAX: Final = 8
-"""Handlers of one host that work in slices: each may hold tens of megabytes of an answer."""
+LARGE_MAX: Final = 8
+"""Handlers of large answers that run for one host: each may hold tens of megabytes."""
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
 UNREAD_MAX: Final = 2 * MEMORY_MAX  # of answers that peers do not read
@@ -49,13 +49,13 @@ class TurnBudget:
         self._is_counting = False
         self._waiting: deque[Callable[[], object] | asyncio.Future[None]] = deque()
         self._is_scheduled = False
-        self._sliced: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._large: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    def sliced_of(self, host: str) -> asyncio.Semaphore:
-        """The places of a host's handlers that work in slices."""
-        places = self._sliced.get(host)
+    def large_of(self, host: str) -> asyncio.Semaphore:
+        """The places of a host's handlers of large answers."""
+        places = self._large.get(host)
         if places is None:
-            places = self._sliced[host] = asyncio.Semaphore(SLICED_MAX)
+            places = self._large[host] = asyncio.Semaphore(LARGE_MAX)
         return places
 
     def spend(self, seconds: float) -> None:
@@ -119,53 +119,65 @@ class TurnBudget:
 
 class Paced:
     """Runs a handler's coroutine; its steps are counted and wait for a turn. `await Paced(budget,
-    work, host)` returns the result of `work`.
+    work)` returns the result of `work`.
 
-    R58: a handler that works in slices (`asyncio.sleep(0)`) holds a copy of a table, or half an
-    answer, so it needs one of its host's SLICED_MAX places. While it waits for something else, like
-    a slave's ack, it has none: handlers of this host that could end that wait must not queue
-    behind it."""
+    `large_for`: it makes a large answer for this host, and begins in one of LARGE_MAX places (R58).
+    If its caller has gone by then (`is_wanted`), it does not begin, and the result is None."""
 
-    def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any], host: str) -> None:
+    def __init__(
+        self,
+        budget: TurnBudget,
+        work: Coroutine[Any, Any, Any],
+        large_for: str | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._budget = budget
         self._work = work
-        self._places = budget.sliced_of(host)
+        self._places = budget.large_of(large_for) if large_for is not None else None
+        self._is_wanted = is_wanted
 
     def close(self) -> None:
         """Closes work that is no longer awaited."""
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        budget, work, places = self._budget, self._work, self._places
-        step: Callable[[], Any] = partial(work.send, None)
-        waits_for, has_place = None, False
+        places = self._places
+        if places is None:
+            return (yield from self._steps())
         try:
-            while True:
-                try:
-                    if waits_for is None and not has_place:
-                        has_place = yield from places.acquire().__await__()
-                    if budget.spent_s >= TURN_S:
-                        yield from budget.turn().__await__()
-                except BaseException as error:  # a cancellation is passed to the work
-                    step = partial(work.throw, error)
-                begin_s = boot_s()
-                try:
-                    waits_for = step()
-                except StopIteration as end:
-                    return end.value
-                finally:
-                    budget.spend(boot_s() - begin_s)
-                if has_place and waits_for is not None:
-                    places.release()
-                    has_place = False
-                try:
-                    yield waits_for
-                    step = partial(work.send, None)
-                except BaseException as error:
-                    step = partial(work.throw, error)
+            yield from places.acquire().__await__()
+        except BaseException:
+            self.close()
+            raise
+        try:
+            if self._is_wanted():
+                return (yield from self._steps())
+            self.close()
+            return None
         finally:
-            if has_place:
-                places.release()
+            places.release()
+
+    def _steps(self) -> Generator[Any, Any, Any]:
+        budget, work = self._budget, self._work
+        step: Callable[[], Any] = partial(work.send, None)
+        while True:
+            try:
+                if budget.spent_s >= TURN_S:
+                    yield from budget.turn().__await__()
+            except BaseException as error:  # a cancellation is passed to the work
+                step = partial(work.throw, error)
+            begin_s = boot_s()
+            try:
+                waits_for = step()
+            except StopIteration as end:
+                return end.value
+            finally:
+                budget.spend(boot_s() - begin_s)
+            try:
+                yield waits_for
+                step = partial(work.send, None)
+            except BaseException as error:
+                step = partial(work.throw, error)
 
 
 class Accepted(Protocol):

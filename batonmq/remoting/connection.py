@@ -89,12 +89,16 @@ class Processors:
         self.raw_handlers: dict[int, RawHandler] = {}
         self.send_handlers: dict[int, SendHandler] = {}
         """Those of `raw_handlers` that take a decoded header."""
+        self.large: set[int] = set()  # codes: see `register`
         self.default_handler: Handler = answer_not_supported
 
-    def register(self, code: int, handler: Handler) -> None:
-        """Sets the handler of a code; a second one is a bug."""
+    def register(self, code: int, handler: Handler, *, large: bool = False) -> None:
+        """Sets the handler of a code; a second one is a bug. `large`: it may make a large answer,
+        so LARGE_MAX of these run for one host at a time."""
         self._assert_free(code)
         self.handlers[int(code)] = handler
+        if large:
+            self.large.add(int(code))
 
     def register_raw(self, code: int, handler: RawHandler) -> None:
         """Sets the hot-path handler of a code."""
@@ -112,13 +116,12 @@ class Processors:
 
     def replace(self, other: "Processors") -> None:
         """Replaces all handlers by those of `other`, also for open connections."""
-        for mine, theirs in (
-            (self.handlers, other.handlers),
-            (self.raw_handlers, other.raw_handlers),
-        ):
-            # In place, because open connections refer to these tables.
-            mine.clear()
-            mine.update(theirs)  # type: ignore[arg-type]
+        # In place, because open connections refer to these tables.
+        self.handlers.clear()
+        self.handlers.update(other.handlers)
+        self.raw_handlers.clear()
+        self.raw_handlers.update(other.raw_handlers)
+        self.large = other.large
         self.default_handler = other.default_handler
 
     def _assert_free(self, code: int) -> None:
@@ -128,11 +131,8 @@ class Processors:
 
 def answer_not_supported(request: RemotingCommand, connection: "Connection") -> RemotingCommand:
     """REQUEST_CODE_NOT_SUPPORTED (3), in Java's words."""
-    return RemotingCommand.response_to(
-        request,
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        f" request type {request.code} not supported",
-    )
+    remark = f" request type {request.code} not supported"
+    return RemotingCommand.response_to(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
 class RequestDispatcher:
@@ -182,18 +182,17 @@ class RequestDispatcher:
         except Exception as error:
             self._refuse(connection, cmd, error)
             return
-        if result is None:
-            return
         if isinstance(result, RemotingCommand):
             connection.reply(cmd, result)
-            return
-        self._run(connection, cmd, result, cmd.size)
+        elif result is not None:
+            self._run(connection, cmd, result, cmd.size)
 
     def _run(
         self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response], size: int
     ) -> None:
         if asyncio.iscoroutine(result):
-            result = Paced(self.turn, result, connection.intake.peer_host)
+            large_for = connection.intake.peer_host if cmd.code in self._processors.large else None
+            result = Paced(self.turn, result, large_for, lambda: not connection.closed)
         task = self._loop.create_task(self._answer_later(connection, cmd, result))
         self.tasks.add(task)
         connection.intake.handler_began(size)

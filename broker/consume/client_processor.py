@@ -402,7 +402,8 @@ class ConsumerLists:
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
-        processors.register(RequestCode.BATON_GET_CONSUMER_SIGHTINGS, self.answer_sightings)
+        sightings = RequestCode.BATON_GET_CONSUMER_SIGHTINGS
+        processors.register(sightings, self.answer_sightings, large=True)
 
     def started(self) -> None:
         """The broker has started: no consumer has sent it a heartbeat yet."""

@@ -34,9 +34,12 @@ class ConnectionProcessor:
         self._clock_ms = clock_ms
 
     def register(self, processors: Processors) -> None:
-        processors.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
-        processors.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
-        processors.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+        for code, handler in (
+            (RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers),
+            (RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers),
+            (RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers),
+        ):
+            processors.register(code, handler, large=True)
         processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
     async def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

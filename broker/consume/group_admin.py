@@ -87,11 +87,12 @@ class GroupAdminProcessor:
             (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic),
             (RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group),
             (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset),
-            (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status),
-            (RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info),
-            (RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly),
         ):
-            processors.register(code, handler)
+            processors.register(code, handler, large=True)
+        status = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        processors.register(status, self.consumer_status)
+        processors.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        processors.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
 
     # Positions.
 

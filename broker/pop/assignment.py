@@ -103,7 +103,7 @@ class AssignmentProcessor:
         self._fetches: dict[str, asyncio.Task[list[MessageQueue]]] = {}
 
     def register(self, processors: Processors) -> None:
-        processors.register(RequestCode.QUERY_ASSIGNMENT, self.assignment)
+        processors.register(RequestCode.QUERY_ASSIGNMENT, self.assignment, large=True)
         processors.register(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -468,14 +468,16 @@ class SlaveSourceProcessor:
         self._pages = Pages()
 
     def register(self, processors: Processors) -> None:
-        paged = self._pages.paged
-        processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, paged(self.all_topics))
-        processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, paged(self.all_consumer_offsets))
-        processors.register(RequestCode.GET_ALL_DELAY_OFFSET, paged(self.all_delay_offsets))
+        for code, handler in (
+            (RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics),
+            (RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets),
+            (RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets),
+            (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups),
+            (RequestCode.BATON_GET_QUEUE_LOCKS, self.all_locks),
+            (RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.all_request_modes),
+        ):
+            processors.register(code, self._pages.paged(handler), large=True)
         processors.register(RequestCode.GET_TIMER_CHECK_POINT, self.timer_check_point)
-        processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, paged(self.all_groups))
-        processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, paged(self.all_locks))
-        processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, paged(self.all_request_modes))
 
     async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         table = self._tables.topics

@@ -105,6 +105,7 @@ class RemotingEndpoint:
             (RequestCode.CONTROLLER_APPLY_BROKER_ID, self._apply_broker_id),
         ):
             processors.register(code, handler)
+        processors.large.add(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA)
         processors.register(RequestCode.BATON_GET_TLS, answer_tls(tls))
         self._guard = guard
         if guard is not None:
