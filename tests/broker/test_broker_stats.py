@@ -3,6 +3,7 @@
 from datetime import date
 
 from heartbeats import heartbeat
+from lone_broker import pop_header
 
 from batonmq.broker.status import DailyTotals, Totals
 from batonmq.broker.write import broker_stats
@@ -90,6 +91,8 @@ async def test_a_broker_counts_by_topic_and_group(rig):
     await rig.pull()
     assert await sum_of("GROUP_GET_NUMS", "T@g") == await sum_of("BROKER_GET_NUMS", "x") == 3
     assert await sum_of("GROUP_GET_SIZE", "T@g") > 300
+    assert (await rig.ask(RequestCode.POP_MESSAGE, pop_header())).code == 0
+    assert await sum_of("GROUP_GET_NUMS", "T@g") == 6
     back = {"offset": "0", "group": "g", "delayLevel": "1", "originTopic": "T"}
     offset = rig.service.store.queries.units("T", 0, 0, 1)[0][0]
     assert (await rig.ask(36, back | {"offset": str(offset)})).code == 0

@@ -399,8 +399,9 @@ def test_r51_answers_to_the_newest_question_begin_a_term_above_theirs(now, harne
     transport, core = harness.transport, harness.transport._syncObj
     core._SyncObj__setCurrentTerm = lambda term, _: terms.append(term)
     transport._nodes = {PEER, OTHER}
-    assert not transport.may_stand() and not transport.may_stand()
     answer = {"type": "pre_vote_answer", "round": 1, "term": 7, "joining": False}
+    harness.receive(answer)
+    assert not transport.may_stand() and not transport.may_stand()
     harness.receive(answer)
     assert not transport.may_stand() and core._SyncObj__raftElectionDeadline == 101.0
     harness.receive({**answer, "round": 3})
@@ -463,6 +464,15 @@ def test_a_joining_node_has_joined_when_it_holds_all_that_its_leader_had():
     earlier.journal.joining = True
     harness = earlier
     assert not acknowledge({**append((4, 2)), "term": 3}), "nothing of this leader's term yet"
+
+
+@pytest.mark.parametrize(("unanimous", "own"), [(True, b"\x01"), (False, b"\x01"), (True, b"x")])
+def test_r53_a_joining_node_votes_in_a_first_start_if_all_agree(unanimous, own):
+    """And neither log has a command: so nothing can have been acknowledged."""
+    harness = Harness([(own, 1, 0)])
+    harness.journal.joining = True
+    question = {**vote_question(2, 1), "blank": True, "unanimous": unanimous}
+    assert bool(harness.receive(question)) == (unanimous and own == b"\x01")
 
 
 @pytest.mark.parametrize("kind", ["request_vote", "response_vote", "next_node_idx"])
