@@ -110,9 +110,8 @@ class DelayQueues:
         level.next_read_ms = NOW
 
     def skip_to(self, queue_id: int, offset: int) -> None:
-        """Earlier messages of the queue have expired."""
+        """Earlier messages of the queue have expired. `next_read` names it again at once."""
         self._levels[queue_id].offset = offset
-        self._levels[queue_id].next_read_ms = NOW
 
     def offset_of(self, queue_id: int) -> int:
         return self._levels[queue_id].offset

@@ -260,11 +260,12 @@ def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path):
     """It may be cut, and the messages that it speaks of with it."""
     table = DelayOffsetManager(tmp_path / "delayOffset.json")
     progress = DeliveryProgress(table)
-    timer = TimerProgress(done_ms=7, done_offset=3)
+    timer, later = TimerProgress(done_ms=7, done_offset=3), TimerProgress(done_ms=8)
     progress.apply_record(ProgressRecord(delays={1: 4}).encode(), 800)
     progress.take_over_record(ProgressRecord(delays={1: 5}, timer=timer).encode(), 900)
-    progress.delivered({2: 3})
-    assert progress.delays == {1: 5, 2: 3} and progress.timer == timer
+    assert progress.timer == timer
+    progress.delivered({2: 3}, later)
+    assert progress.delays == {1: 5, 2: 3} and progress.timer == later
     assert table.table == {1: 4}
     progress.role_left()
     assert progress.delays == {1: 4} and progress.timer == TimerProgress()

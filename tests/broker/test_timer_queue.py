@@ -56,6 +56,20 @@ def test_r30_a_new_master_delivers_nothing_twice_after_a_clock_was_set_back(queu
     assert successor.next_due(600) == 2
 
 
+def test_r30_a_new_master_delivers_what_came_late_and_still_waits(queue):
+    queue.seen(1000)
+    assert queue.next_due(1000) == 0 and queue.done()
+    queue.seen(600)
+    successor = fresh(queue.progress())
+    assert not successor.seen(1000) and successor.seen(600)
+
+
+def test_r30_a_new_master_whose_clock_is_behind_knows_what_was_delivered_before_it_reads_it():
+    queue = fresh(TimerProgress(done_ms=1000, done_offset=8, next_offset=9))
+    queue.clock_shows(500)
+    assert [queue.seen(due_ms) for due_ms in (700, 1000, 1001)] == [False, False, True]
+
+
 def test_an_empty_queue_waits_for_nothing(queue):
     assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
 
