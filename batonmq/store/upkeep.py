@@ -142,12 +142,8 @@ def decide_expiry(
 def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> int:
     """How many of the oldest segments are expired, up to the first that is not."""
     oldest_kept_ms = now_ms - config.file_reserved_time * _HOUR_MS
-    count = 0
-    for modified in modified_ms:
-        if modified > oldest_kept_ms:
-            break
-        count += 1
-    return count
+    kept = (at for at, modified in enumerate(modified_ms) if modified > oldest_kept_ms)
+    return next(kept, len(modified_ms))
 
 
 class LogTime:

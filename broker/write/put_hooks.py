@@ -221,7 +221,8 @@ class SendProperties:
         if text and text[-1] != SEPARATOR:
             text += SEPARATOR
             marked += SEPARATOR
-        # With a separator on either side one search finds whole names only.
+        # With a separator on either side one search finds whole names only. Below, 10 and 6 are the
+        # lengths of what is searched; a call of len() would cost each send.
         find = marked.find
         at = find("\x02UNIQ_KEY\x01")
         unique_key = marked[at + 10 : find(SEPARATOR, at + 10)] if at >= 0 else ""
