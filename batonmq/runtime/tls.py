@@ -36,32 +36,37 @@ DAY_MS: Final = 86_400_000
 
 
 class TlsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a process says of its TLS (request BATON_GET_TLS). `plain`, `encrypted`: how many
-    connections are open without and with it at its ports for clients, while these are permissive;
-    `plain_taken` since its start. `_peers`: the addresses of the first PEERS_SHOWN. `trusted`,
-    `certificate`: SHA-256 of the certificates that are in force. `not_after`: ms since 1970.
-    `ha_proof`: whether its HA peers without TLS prove that they know the secret of the nodes:
-    `required`, `optional`, or "": it has none. `ha_unproven`: how many did not, since its start;
-    `ha_unproven_last`: the newest one, and why.
-    `taken`: of the files that it follows (`tls`, or the key that names a file of secrets) when what
-    is in force was written, ms since 1970; `refusal`: why newer ones are not."""
+    """What a process says of its TLS (request BATON_GET_TLS). Connections are those at its ports
+    for clients, counted while these are permissive; of peers the first PEERS_SHOWN are named."""
 
     server_mode: Mode = "disabled"
     node_mode: Mode = "disabled"
     dials: bool = False
     plain: int = 0
+    """Open connections without TLS."""
     plain_taken: int = 0
+    """All of them since its start."""
     plain_peers: list[str] = []
     encrypted: int = 0
     encrypted_peers: list[str] = []
     trusted: list[str] = []
+    """SHA-256 of the certificates of authorities in force."""
     certificate: str = ""
+    """SHA-256."""
     not_after: int = 0
+    """When that certificate expires, ms since 1970; 0 without one."""
     refusal: str = ""
+    """Why newer files are not in force."""
     taken: dict[str, int] = {}
+    """Of each file in force (`tls`, or the key that names a file of secrets) when it was written,
+    ms since 1970."""
     ha_proof: str = ""
+    """Whether HA peers without TLS must prove that they know the secret of the nodes: `required`,
+    `optional`, or "": there is none."""
     ha_unproven: int = 0
+    """HA peers that did not prove it, since its start."""
     ha_unproven_last: str = ""
+    """The newest one, and why."""
 
 
 class TlsError(disk.FileError):

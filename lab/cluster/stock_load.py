@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -78,26 +79,15 @@ class StockLoad:
         """Waits until each sender had `count` more messages acknowledged than now, and each
         consumer was given as many."""
         for kind in self.senders:
-            prefix = f"{kind}-"
-            _wait_for_more(
-                self.producer,
-                f"acks of {kind}",
-                count,
-                lambda line, prefix=prefix: line.get("acked", "").startswith(prefix),
-            )
+            _wait_for_more(self.producer, f"acks of {kind}", count, partial(_is_acked, kind))
         for kind in self.consumers:
-            _wait_for_more(
-                self.consumer,
-                f"messages for {kind}",
-                count,
-                lambda line, kind=kind: line.get("by") == kind,
-            )
+            _wait_for_more(self.consumer, f"messages for {kind}", count, partial(_is_given, kind))
 
-    def wait_sent_by(self, part: str) -> None:
-        """Waits for a further ack of a message that went to a broker whose name has that part: a
-        producer knows such a name by its next poll, up to 30 s later."""
-        name = f"an ack by a broker named …{part}…"
-        _wait_for_more(self.producer, name, 1, lambda line: part in line.get("by", ""))
+    def wait_for_replica_route(self) -> None:
+        """Waits for a further ack of a message that took a replica route, to a broker NAME%N: a
+        producer knows such a route by its next poll, up to 30 s later."""
+        what = "an ack by a replica route"
+        _wait_for_more(self.producer, what, 1, lambda line: "%" in line.get("by", ""))
 
     def acked(self, kind: str) -> list[dict[str, Any]]:
         """The acknowledged messages of one kind of sender."""
@@ -153,6 +143,14 @@ class StockLoad:
         except JavaError as exc:
             lost = missing()
             raise JavaError(f"{kind} was not given {len(lost)}: {lost[:20]}\n{exc}") from None
+
+
+def _is_acked(kind: str, line: dict[str, Any]) -> bool:
+    return str(line.get("acked", "")).startswith(f"{kind}-")
+
+
+def _is_given(kind: str, line: dict[str, Any]) -> bool:
+    return line.get("by") == kind
 
 
 def _wait_for_more(program: JavaProgram, what: str, count: int, fits: Callable[..., bool]) -> None:

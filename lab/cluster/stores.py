@@ -11,8 +11,6 @@ from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.store.checkpoint import StoreCheckpoint
 
 _IDENTITY = "brokerIdentity"
-
-
 _PIECE = 16 << 20
 
 
@@ -41,18 +39,20 @@ class LogsDiffer(AssertionError):
 
 
 def read_log(folder: Path) -> ReplicaLog:
-    files = sorted(path for path in (folder / "commitlog").iterdir() if path.is_file())
-    if files and int(files[0].name) != 0:
+    segments = _segments(folder)
+    if segments and int(segments[0].name) != 0:
         raise LogsDiffer(f"{folder}: the log does not begin with its first byte")
-    checkpoint = StoreCheckpoint(folder / "checkpoint")
-    return ReplicaLog(folder, files, checkpoint.confirm_phy_offset)
+    return ReplicaLog(folder, segments, StoreCheckpoint(folder / "checkpoint").confirm_phy_offset)
+
+
+def _segments(store: Path) -> list[Path]:
+    return sorted(path for path in (store / "commitlog").iterdir() if path.is_file())
 
 
 def log_bytes(store: Path, end: int) -> bytes:
     """A log up to `end`, from its first byte that has not expired on."""
-    files = sorted(path for path in (store / "commitlog").iterdir() if path.is_file())
-    first = int(files[0].name)
-    return b"".join(path.read_bytes() for path in files)[: end - first]
+    segments = _segments(store)
+    return b"".join(path.read_bytes() for path in segments)[: end - int(segments[0].name)]
 
 
 def record_ends(data: bytes) -> Iterator[int]:

@@ -32,6 +32,8 @@ from lab.sim.stray_logs import Lineage
 from lab.sim.world import World
 
 _DIGEST_EVERY = 4  # it reads the whole state
+_NAMES = re.compile(rb"[\d.]+-\d+-\d+(?=\|)")
+"""Names of messages among the bytes of a log: each body begins with its name and "|"."""
 
 
 def _has_new_log(host: BrokerHost, end: int, shown: int) -> bool:
@@ -43,14 +45,12 @@ def _has_new_log(host: BrokerHost, end: int, shown: int) -> bool:
     return False
 
 
-_NAMES = re.compile(rb"[\d.]+-\d+-\d+(?=\|)")
-
-
 class Promises:
     """Called by the hosts with what they do. `brokers` are all there are."""
 
     def __init__(self, world: World, brokers: Mapping[int, BrokerHost]) -> None:
         self._world = world
+        self._violate = world.violate
         self._brokers = brokers
         self.truth = bytearray()
         self.rot = Rot(self.truth)
@@ -369,9 +369,6 @@ class Promises:
                     f" {group.sync_state_set} (epochs {group.master_epoch},"
                     f" {group.sync_state_set_epoch})"
                 )
-
-    def _violate(self, what: str) -> None:
-        self._world.violate(what)
 
 
 def _epoch_at(host: BrokerHost, offset: int) -> int:

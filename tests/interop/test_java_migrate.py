@@ -105,7 +105,7 @@ def test_a_java_group_becomes_ours_and_java_again(
 
         operator.join(2, java=False)
         if whole:
-            load.wait_sent_by("%")  # its route has one of ours, which passes sends on
+            load.wait_for_replica_route()  # one of ours passes sends on
             operator.switch(2)
             operator.leave(second)
             operator.join(3, java=False)

@@ -1,8 +1,6 @@
 """What stands where a process expects a file of its own: a pipe, a socket, a folder, 2 GiB of
 nothing. Each is refused by name; none makes the process wait, or fills its memory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """The picture that `batonmq up` draws in a terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
