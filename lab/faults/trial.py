@@ -34,41 +34,41 @@ Measure = Literal["first ack", "gap"]
 
 @dataclass(slots=True)
 class InjectedFault:
-    """A fault that was injected. `at_s` (CLOCK_MONOTONIC): writes sent from then on are measured.
-
-    `not_from`: a broker whose acks do not count as recovery. `declared_dead`: one that the
-    controllers call dead although its process runs. `old_epoch`: the masterEpoch that is over for
-    `not_from`. `took_s`: how long it took to inject. `healed_s`: when it was undone, noted by the
-    lab. `notes` go into the trial's document.
-    """
+    """A fault that was injected. Moments are of CLOCK_MONOTONIC."""
 
     at_s: float
+    """Writes sent from then on are measured."""
     not_from: int | None = None
+    """A broker whose acks do not count as recovery."""
     declared_dead: int | None = None
+    """A broker that the controllers call dead although its process runs."""
     old_epoch: int = 0
+    """The masterEpoch that is over for `not_from`."""
     took_s: float = 0.0
+    """How long it took to inject."""
     healed_s: float = 0.0
+    """When it was undone, noted by the lab."""
     notes: dict[str, Any] = field(default_factory=dict)
+    """For the trial's document."""
 
 
 class Fault:
-    """One row of the table. An object is used for one trial after the other.
-
-    `measure` "first ack": from `at_s` to the first ack of a write sent after it. "gap": the longest
-    time without an ack while the fault lasts, at least `watch_s`. `hold_s`: how long it lasts after
-    that, from and to. `elections`: how many may follow, from and to; None for any number.
-    """
+    """One row of the table. An object is used for one trial after the other."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     measure: ClassVar[Measure] = "first ack"
+    """From `InjectedFault.at_s` to the "first ack" of a write sent after it, or the longest "gap"
+    without an ack while the fault lasts, at least `watch_s`."""
     limit_s: ClassVar[float | None] = None
     median_limit_s: ClassVar[float | None] = None
     peer: ClassVar[str] = ""
     needs_cuts: ClassVar[bool] = False
     hold_s: ClassVar[tuple[float, float]] = (0.2, 0.6)
+    """How long the fault lasts after what is measured, from and to."""
     watch_s: ClassVar[float] = 0.0
     elections: ClassVar[tuple[int, int] | None] = None
+    """How many may follow, from and to; None: any number."""
     in_soak: ClassVar[bool] = True
     secure: ClassVar[bool] = False
     """TLS and users are on."""

@@ -34,16 +34,17 @@ _SLOW_LINK_S = 0.25
 
 @dataclass(frozen=True)
 class Cut:
-    """`kind`: a key of BOUNDS_S. `ways`: pairs of roles between which bytes from the first to the
-    second are lost, or are slow. `at`: the role that is hit, where it is one host. `then` what
-    becomes of the master, also a key of BOUNDS_S. Each lasts `lasts_s`, or until a group that is
-    not served breaks its bound."""
+    """It ends earlier if a group that is not served breaks its bound."""
 
     name: str
     kind: str
+    """A key of BOUNDS_S."""
     then: str
+    """What becomes of the master, a key of BOUNDS_S too."""
     ways: tuple[tuple[str, str], ...] = ()
+    """Pairs of roles: bytes from the first to the second are lost, or slow."""
     at: str = ""
+    """The role that is hit, where it is one host."""
     lasts_s: float = _LASTS_S
 
 
