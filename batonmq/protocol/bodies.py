@@ -86,6 +86,8 @@ class GetBrokerMemberGroupResponseBody(Body):
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
 
 
 def _custom_policy() -> dict[str, Any]:
@@ -128,7 +130,7 @@ class TopicConfigAndMappingSerializeWrapper(Body):
 
 class SimpleSubscriptionData(Body):
     expression: str = ""
-    expression_type: str = "TAG"
+    expression_type: str = TAG
     topic: str = ""
     version: int = 0
 
@@ -313,17 +315,13 @@ CLUSTERING: Final = "CLUSTERING"
 FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
 
 
-TAG: Final = "TAG"
-SQL92: Final = "SQL92"
-
-
 class SubscriptionData(Body):
     """A subscription of a topic. `sub_string` "*" with both lists empty: all messages. `code_set`:
     Java hashes of `tags_set`; `sub_version`: creation time in ms."""
 
     class_filter_mode: bool = False
     code_set: list[int] = msgspec.field(default_factory=list)
-    expression_type: str = "TAG"
+    expression_type: str = TAG
     sub_string: str = "*"
     sub_version: int = 0
     tags_set: list[str] = msgspec.field(default_factory=list)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from batonmq.client.arguments import CheckedOptions
 from batonmq.client.consumer.process_queue import FlowLimits
+from batonmq.protocol import bodies
 
 
 class ConsumeFromWhere(StrEnum):
@@ -16,7 +17,7 @@ class ConsumeFromWhere(StrEnum):
     new group reads a young topic from its beginning. FIRST: at the oldest message kept.
     TIMESTAMP: at the first message stored at or after the given time."""
 
-    LAST = "CONSUME_FROM_LAST_OFFSET"
+    LAST = bodies.FROM_LAST_OFFSET
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
@@ -25,14 +26,14 @@ class MessageModel(StrEnum):
     """CLUSTERING: the group's members share the queues, offsets are kept by the brokers.
     BROADCASTING: each member reads every queue, offsets are kept in a local file."""
 
-    CLUSTERING = "CLUSTERING"
-    BROADCASTING = "BROADCASTING"
+    CLUSTERING = bodies.CLUSTERING
+    BROADCASTING = bodies.BROADCASTING
 
 
 class ConsumeType(StrEnum):
-    ACTIVELY = "CONSUME_ACTIVELY"
-    PASSIVELY = "CONSUME_PASSIVELY"
-    POP = "CONSUME_POP"
+    ACTIVELY = bodies.CONSUME_ACTIVELY
+    PASSIVELY = bodies.CONSUME_PASSIVELY
+    POP = bodies.CONSUME_POP
 
 
 HELD_CHECK_MS = 2_000
