@@ -24,7 +24,14 @@ from functools import partial
 from batonmq.auth.policy import UserWrapper
 from batonmq.broker.request_fields import system_error
 from batonmq.protocol.bodies import DataVersion
-from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from batonmq.protocol.codes import (
+    MASTER_ID,
+    PARTIAL_FIELD,
+    RELAYED_FIELD,
+    RELAYS_FIELD,
+    RequestCode,
+    ResponseCode,
+)
 from batonmq.protocol.errors import BatonError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -39,11 +46,6 @@ RPC_TIMEOUT_MS = 3000
 CHANGES_APART_S = 0.02
 KNOWN_S = 0.05
 """The longest time that a send waits for name servers to know its new topic."""
-EXT_PARTIAL = "batonPartial"
-"""Marks a registration of some topics only; the name server keeps the others."""
-EXT_RELAYS = "batonRelays"
-EXT_RELAYED = "batonRelayed"
-"""Marks the registration of a master by a slave."""
 UNANSWERED_S = 0.5
 """How long a master waits for a name server before it asks a slave."""
 ASKS_APART_S = 1.0
@@ -86,9 +88,9 @@ class RouteRegistration:
                 "compressed": "false",
                 # As in Java: without the sign bit.
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
-                **({EXT_PARTIAL: "true"} if self.is_partial else {}),
-                **({EXT_RELAYS: "true"} if self.relays else {}),
-                **({EXT_RELAYED: "true"} if self.is_relayed else {}),
+                **({PARTIAL_FIELD: "true"} if self.is_partial else {}),
+                **({RELAYS_FIELD: "true"} if self.relays else {}),
+                **({RELAYED_FIELD: "true"} if self.is_relayed else {}),
                 **acting,
             },
             self.body,

@@ -25,7 +25,7 @@ from batonmq.auth.signature import (
     signed_send,
     signed_text,
 )
-from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
+from batonmq.protocol.codes import RELAY_FIELD, UNIQUE_KEY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.protocol.topic_name import NAME_BYTES_MAX
 from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
@@ -59,8 +59,7 @@ KEPT_MAX: Final = NAME_BYTES_MAX
 WHY_MAX: Final = 500
 """Characters of a refusal: it names what a stranger sent."""
 OLD_CLIENT: Final = 399
-"""Up to this version (V4_9_3) clients set UNIQUE_KEY behind their signature."""
-UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
+"""Up to this version (V4_9_3) clients set UNIQUE_KEY_FIELD behind their signature."""
 NO_USERS_YET: Final = (
     "no users are known yet, they come with the first master: sign as the nodes do, or try again"
 )
@@ -70,7 +69,7 @@ Proves: TypeAlias = Callable[[SigningKey], bool]
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 """Of a gRPC call."""
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
-_NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
+_NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY_FIELD})
 _RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
 
 
@@ -490,8 +489,10 @@ def _proof(request: RemotingCommand) -> Proves:
     skipped = _SIGNATURE_ONLY
     if RELAY_FIELD in request.ext:
         skipped = _RELAYED
-    if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
-        skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
+    if request.version <= OLD_CLIENT and UNIQUE_KEY_FIELD in request.ext:
+        skipped = (
+            _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY_FIELD}
+        )
     return lambda key: key.proves(request.ext, request.body, skipped)
 
 

@@ -17,6 +17,7 @@ from batonmq.auth.policy import (
     CUSTOM,
     DEFAULT,
     DENY,
+    NORMAL,
     SUPER,
     AclInfo,
     PolicyEntry,
@@ -124,7 +125,7 @@ def _user(where: str, account: dict[Any, Any], lost: list[str]) -> User:
         User(
             username=_text(account, "accessKey"),
             password=_text(account, "secretKey"),
-            user_type=SUPER if _text(account, "admin").lower() == "true" else "Normal",
+            user_type=SUPER if _text(account, "admin").lower() == "true" else NORMAL,
         )
     )
     if address := _text(account, "whiteRemoteAddress"):

@@ -127,7 +127,7 @@ class User(Body):
             for kind, entries in sorted(self.policies.items())
             if entries
         ]
-        return AclInfo(subject=_SUBJECT + self.username, policies=policies)
+        return AclInfo(subject=subject_of(self.username), policies=policies)
 
 
 class UserWrapper(Body):
@@ -345,6 +345,11 @@ class Rulebook:
         if user is not None and (known is None or known.user is not user):
             known = self._known[name] = _known(user, known)
         return known
+
+
+def subject_of(name: str) -> str:
+    """The subject of a user's policies."""
+    return _SUBJECT + name
 
 
 def subject_name(subject: str | None) -> str:

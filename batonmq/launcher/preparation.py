@@ -28,6 +28,7 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import replace_file
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.secret_file import make_password
+from batonmq.runtime.settings import ENVIRONMENT_PREFIX
 from batonmq.runtime.sockets import check_port_free, holder_of
 from batonmq.runtime.tls import DAY_MS, MODES, Mode
 
@@ -58,7 +59,7 @@ def ports_taken(taken: Sequence[str]) -> StartError:
 async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
     """Has one process of each kind read the settings that its first start would get, before
     anything is written to the data folder. Raises StartError that names the first wrong one."""
-    from_environment = any(n.startswith("BATONMQ_") and "__" in n for n in os.environ)
+    from_environment = any(n.startswith(ENVIRONMENT_PREFIX) and "__" in n for n in os.environ)
     if not layout.overrides and not from_environment:
         return
     with tempfile.TemporaryDirectory(prefix="batonmq-check-") as folder:

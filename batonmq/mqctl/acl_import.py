@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from batonmq.auth.plain_acl import PlainAcl, PlainAclError, entry_changes, read_plain_acl
-from batonmq.auth.policy import AclInfo, User, UserInfo
+from batonmq.auth.policy import SUPER, AclInfo, User, UserInfo, subject_of
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.routes import check_masters
@@ -44,7 +44,7 @@ async def import_plain_acl(
             there = {each.username: each for each in await admin.users.users(address)}
             acls = {each.subject: each for each in await admin.users.acls(address)}
             for user in found.users.values():
-                acl = acls.get(f"User:{user.username}", AclInfo())
+                acl = acls.get(subject_of(user.username), AclInfo())
                 row = _row(group, user, there.get(user.username), acl)
                 if not dry_run and row["user"] != "differs":
                     await _write(admin, address, user, row)
@@ -109,7 +109,7 @@ def _show(
 ) -> None:
     lost = list(found.lost)
     # A super user may do everything, in both versions.
-    if any(row["userType"] != "Super" for row in rows):
+    if any(row["userType"] != SUPER for row in rows):
         lost.append(TOOLS_NOTE)
     if not context.out.wrote_json({"users": rows, "lost": lost, "dryRun": dry_run}):
         lines = []

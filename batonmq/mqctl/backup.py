@@ -31,7 +31,7 @@ from batonmq.epoch.file_cache import REDO_SUFFIX, encode_entries, every_entry
 from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, segments_of, size_of, verify
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
+from batonmq.runtime.durable_file import BACKUP_SUFFIX, replace_file, sync_directory, write_all
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.words import counted
 
@@ -533,7 +533,7 @@ def _finish(new: Path, manifest: Manifest) -> None:
     if manifest.segments:
         check_log([new / segment.path for segment in manifest.segments], manifest.end)
     entries = encode_entries([EpochEntry(epoch, start) for epoch, start in manifest.epochs])
-    for path in (new / EPOCHS, new / f"{EPOCHS}.bak"):
+    for path in (new / EPOCHS, new / f"{EPOCHS}{BACKUP_SUFFIX}"):
         replace_file(path, entries)
     for name, data in manifest.tables.items():
         replace_file(new / "config" / name, data)

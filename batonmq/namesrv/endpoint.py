@@ -31,7 +31,15 @@ from batonmq.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.codes import (
+    MQ_VERSION_STANDARD_JSON,
+    PARTIAL_FIELD,
+    RELAYED_FIELD,
+    RELAYS_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.json_body import Body, encoded_pieces
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
@@ -483,9 +491,9 @@ def _header_of(
         heartbeat_timeout_ms=request.get_int("heartbeatTimeoutMillis", 0) or None,
         enable_acting_master=None if acting is None else acting.lower() == "true",
         zone_name=request.ext.get("__ZONE_NAME"),
-        is_partial=request.get_bool("batonPartial"),
-        relays=request.get_bool("batonRelays"),
-        is_relayed=request.get_bool("batonRelayed"),
+        is_partial=request.get_bool(PARTIAL_FIELD),
+        relays=request.get_bool(RELAYS_FIELD),
+        is_relayed=request.get_bool(RELAYED_FIELD),
         peer=connection.peer,
         parts=parts,
     )

@@ -22,6 +22,13 @@ MASTER_EPOCH_HINT = "batonMasterEpoch"
 # the member knows, and the client.
 RELAY_FIELD = "batonRelay"
 TAKEN_FIELD = "batonTaken"
+# extField of a QUERY_MESSAGE (12): whether its key is a message's unique key.
+UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
+# extFields of a registration: it names only some topics, and the others stay; the broker passes
+# requests on to its master; a slave registers its master.
+PARTIAL_FIELD = "batonPartial"
+RELAYS_FIELD = "batonRelays"
+RELAYED_FIELD = "batonRelayed"
 
 # extField of a pull that our client sends to a slave because the master suggested it: the slave
 # answers what it can and then sends the client back.

@@ -15,7 +15,7 @@ from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, q
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import UNIQUE_KEY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import without_crc
 from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX, check_group
@@ -157,7 +157,7 @@ class QueryProcessor:
     def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Messages whose key has this hash (QUERY_MESSAGE, 12). Hashes may collide, so callers
         check the key, as with Java."""
-        unique = request.ext.get("_UNIQUE_KEY_QUERY", "false").lower() == "true"
+        unique = request.ext.get(UNIQUE_KEY_FIELD, "false").lower() == "true"
         maximum = UNIQUE_QUERY_MAX if unique else number(request, "maxNum")
         found = self._store.queries.query_message(
             text(request, "topic"),

@@ -5,7 +5,7 @@ import asyncio
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.errors import ClientError
 from batonmq.client.instance.topic_route import topic_route
-from batonmq.protocol.codes import LONG_MAX, RequestCode, ResponseCode
+from batonmq.protocol.codes import LONG_MAX, UNIQUE_KEY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
@@ -74,7 +74,7 @@ class MessageAdmin:
             "maxNum": str(max_num),
             "beginTimestamp": str(begin_ms),
             "endTimestamp": str(end_ms),
-            "_UNIQUE_KEY_QUERY": "true" if unique else "false",
+            UNIQUE_KEY_FIELD: "true" if unique else "false",
         }
 
         # Each master has an index of its own messages only.

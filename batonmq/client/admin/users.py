@@ -1,6 +1,6 @@
 """Admin calls about users and their policies. Origin: DefaultMQAdminExtImpl."""
 
-from batonmq.auth.policy import AclInfo, PolicyEntry, PolicyInfo, UserInfo
+from batonmq.auth.policy import AclInfo, PolicyEntry, PolicyInfo, UserInfo, subject_of
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.protocol.codes import RequestCode
@@ -61,7 +61,7 @@ class UserAdmin:
 
     async def put_entry(self, name: str, kind: str, entry: PolicyEntry) -> None:
         """Adds an entry, or replaces the one with the same resource. Raises ResponseError."""
-        subject = f"User:{name}"
+        subject = subject_of(name)
         acl = AclInfo(subject=subject, policies=[PolicyInfo(entries=[entry], policy_type=kind)])
         await self._at_masters(
             RequestCode.AUTH_UPDATE_ACL, {"subject": subject}, f"rights of {name}", acl.encode()
@@ -69,7 +69,7 @@ class UserAdmin:
 
     async def delete_entries(self, name: str, kind: str | None, resource: str | None) -> None:
         """Deletes one entry; without a resource, all. Raises ResponseError."""
-        ext = {"subject": f"User:{name}", "policyType": kind, "resource": resource}
+        ext = {"subject": subject_of(name), "policyType": kind, "resource": resource}
         given = {key: value for key, value in ext.items() if value is not None}
         await self._at_masters(RequestCode.AUTH_DELETE_ACL, given, f"rights of {name}")
 

@@ -93,7 +93,7 @@ def wanted_only(
     tags = frozenset(subscription.tags_set)
     if not tags:
         return list(messages)
-    return [m for m in messages if m.properties.get("TAGS") in tags]
+    return [m for m in messages if m.properties.get(names.TAGS) in tags]
 
 
 PULL_BYTES_MAX = 256 * 1024

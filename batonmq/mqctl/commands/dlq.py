@@ -5,7 +5,6 @@ import click
 from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.producer import Producer
 from batonmq.mqctl.commands.message import (
-    CONSUMER_GROUP,
     PRODUCER_GROUP,
     MessageReader,
     message_document,
@@ -14,16 +13,18 @@ from batonmq.mqctl.commands.message import (
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.params import COUNT, command, complete, dry_run_option, option, yes_option
 from batonmq.mqctl.routes import masters_to_read
+from batonmq.protocol import properties as names
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
-from batonmq.protocol.topic_name import DLQ_PREFIX, dlq_topic
+from batonmq.protocol.topic_name import DLQ_PREFIX, TOOLS_CONSUMER, dlq_topic
 
 #: What the broker put into the message; a resent one begins with none of it.
 _OF_THE_BROKER = (
-    "__CRC32#", "DELAY", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "MAX_OFFSET", "MIN_OFFSET",
-    "MAX_RECONSUME_TIMES", "ORIGIN_MESSAGE_ID", "REAL_QID", "REAL_TOPIC", "RECONSUME_TIME",
-    "RETRY_TOPIC", "UNIQ_KEY", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "PGROUP",
+    names.CRC32, names.DELAY, names.DLQ_ORIGIN_TOPIC, names.DLQ_ORIGIN_MESSAGE_ID,
+    names.MAX_OFFSET, names.MIN_OFFSET, names.MAX_RECONSUME_TIMES, names.ORIGIN_MESSAGE_ID,
+    names.REAL_QID, names.REAL_TOPIC, names.RECONSUME_TIME, names.RETRY_TOPIC, names.UNIQ_KEY,
+    names.WAIT, names.CLUSTER, names.MSG_REGION, names.TRACE_ON, names.PGROUP,
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ async def _dead_letters(
 ) -> list[MessageExt]:
     """The newest that match, oldest first. Raises CommandFailed if there is none."""
     found: list[MessageExt] = []
-    async with context.consumer(CONSUMER_GROUP) as consumer:
+    async with context.consumer(TOOLS_CONSUMER) as consumer:
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
         try:
             queues = await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms)
@@ -106,12 +107,13 @@ async def _dead_letters(
 
 def _again(letter: MessageExt) -> Message | None:
     """The message for its own topic; None if it does not name one."""
-    topic = letter.properties.get("DLQ_ORIGIN_TOPIC") or letter.properties.get("RETRY_TOPIC")
+    has = letter.properties.get
+    topic = has(names.DLQ_ORIGIN_TOPIC) or has(names.RETRY_TOPIC)
     if not topic:
         return None
     message = Message.of(topic, letter.uncompressed_body(), tags=letter.tags, keys=letter.keys)
     for name, value in letter.properties.items():
-        if name not in (*_OF_THE_BROKER, "TAGS", "KEYS"):
+        if name not in (*_OF_THE_BROKER, names.TAGS, names.KEYS):
             message.properties[name] = value
     message.flag = letter.flag
     return message

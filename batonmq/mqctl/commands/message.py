@@ -36,10 +36,10 @@ from batonmq.protocol.message_id import (
     host_bytes,
     split_address,
 )
+from batonmq.protocol.topic_name import TOOLS_CONSUMER
 from batonmq.runtime.words import counted
 
 PRODUCER_GROUP = "mqctl_producer"
-CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
 TAIL_S = 0.5
 
@@ -123,7 +123,7 @@ def _on_broker(
 @option(
     "-g",
     "--consumerGroup",
-    default=CONSUMER_GROUP,
+    default=TOOLS_CONSUMER,
     show_default=True,
     metavar="GROUP",
     help="Reads as this group; commits nothing.",
@@ -266,7 +266,7 @@ async def tail(
     context.out.compact = True  # it never knows whether a message was the last one
     if follow:
         context.interval_s = TAIL_S  # ctrl-C is the usual end
-    async with context.consumer(CONSUMER_GROUP) as consumer:
+    async with context.consumer(TOOLS_CONSUMER) as consumer:
         reader = MessageReader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
         read: dict[MessageQueue, int] = {}
         found: list[MessageExt] = []
@@ -387,7 +387,7 @@ async def query_msg_by_offset(
     """By time: consumeMessage -s, tail --since.
 
     JSON: the message with the names of RocketMQ's MessageExt."""
-    async with context.consumer(CONSUMER_GROUP) as consumer:
+    async with context.consumer(TOOLS_CONSUMER) as consumer:
         queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
         (queue,) = _wanted(queues, broker_name, queue_id)
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)

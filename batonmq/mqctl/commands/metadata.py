@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from batonmq.auth.policy import AclInfo, UserInfo
+from batonmq.auth.policy import AclInfo, UserInfo, subject_of
 from batonmq.client.admin.admin import Admin
 from batonmq.mqctl.context import CommandContext, CommandFailed, disk_failures
 from batonmq.mqctl.output import note, plain
@@ -213,10 +213,10 @@ class _GroupWriter:
         rights = {acl.subject: acl for acl in await users.acls(self.address)}
         acls = [AclInfo.decode(msgspec.json.encode(each)) for each in wanted.get("acls", ())]
         given = {acl.subject: acl for acl in acls}
-        for subject in given.keys() - {f"User:{name}" for name in wanted.get("users", {})}:
+        for subject in given.keys() - set(map(subject_of, wanted.get("users", {}))):
             self.refused.append(f"rights of {subject}: its user is not in the file")
         for name, of in wanted.get("users", {}).items():
-            subject = f"User:{name}"
+            subject = subject_of(name)
             acl = given.get(subject)
             if name in there:
                 # The file may be older: a right that was taken away since must not come back.

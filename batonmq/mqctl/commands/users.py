@@ -9,6 +9,14 @@ import click
 
 from batonmq.auth.policy import (
     ACTIONS,
+    ALLOW,
+    CUSTOM,
+    DEFAULT,
+    DENY,
+    DISABLED,
+    ENABLED,
+    NORMAL,
+    SUPER,
     AclInfo,
     Decision,
     KnownUser,
@@ -18,6 +26,7 @@ from batonmq.auth.policy import (
     UserInfo,
     merged,
     pattern_of,
+    subject_of,
 )
 from batonmq.auth.rights import publish_needs, topic_needs
 from batonmq.client.admin.admin import Admin
@@ -40,8 +49,8 @@ OLD_USED_MS = 60_000
     "action", type=click.Choice(("list", "show", "create", "update", "delete", "rotate"))
 )
 @click.argument("name", required=False)
-@option("-t", "--userType", type=click.Choice(("Normal", "Super")), help="What it may do.")
-@option("-s", "--userStatus", type=click.Choice(("enable", "disable")), help="With update.")
+@option("-t", "--userType", type=click.Choice((NORMAL, SUPER)), help="What it may do.")
+@option("-s", "--userStatus", type=click.Choice((ENABLED, DISABLED)), help="With update.")
 @option("--passwordFile", metavar="FILE", help="A file with the password alone; - is stdin.")
 @option("--oldFor", type=DURATION, metavar="24h", help="rotate: how long the old secret counts.")
 @option("--finish", is_flag=True, help="rotate: only the new secret is left.")
@@ -161,7 +170,7 @@ async def _show_user(context: CommandContext, admin: Admin, name: str) -> None:
     seen = await _seen(context, admin, name)
     at, info = max(seen.items(), key=_old_used)
     acls = await admin.users.acls(await _one_master(context, admin))
-    mine = [each for each in acls if each.subject == f"User:{name}"]
+    mine = [each for each in acls if each.subject == subject_of(name)]
     if context.out.wrote_json(plain(info) | {"policies": [plain(each) for each in mine]}):
         return
     context.out.line(f"user {name}: {info.user_type}, {info.user_status}")
@@ -200,9 +209,9 @@ async def _one_master(context: CommandContext, admin: Admin) -> str:
 @click.argument("names", nargs=-1, metavar="[USER] [ACTION RESOURCE] [FILE...]")
 @option("-r", "--resource", help="Topic:NAME, Group:PREFIX*, Cluster:*, or *.")
 @option("-a", "--actions", help="All, or of Pub,Sub,Create,Update,Delete,Get,List.")
-@option("-d", "--decision", type=click.Choice(("Allow", "Deny")), default="Allow")
+@option("-d", "--decision", type=click.Choice((ALLOW, DENY)), default=ALLOW)
 @option("-i", "--sourceIp", help="Addresses or CIDRs, separated by commas; by default all.")
-@option("--policyType", type=click.Choice(("Custom", "Default")), help="By default Custom.")
+@option("--policyType", type=click.Choice((CUSTOM, DEFAULT)), help="By default Custom.")
 @option("--dryRun", is_flag=True, help="import: only show what it would do.")
 @option("--yes", is_flag=True, help="import: do not ask.")
 async def acl(
@@ -248,8 +257,8 @@ async def acl(
             raise click.UsageError(f"{action}: give -r and -a")
         else:
             entry = PolicyEntry(_parts(actions), decision, resource, _parts(source_ip or ""))
-            await admin.users.put_entry(name, policy_type or "Custom", entry)
-    done = {"subject": f"User:{name}", "done": f"{action}d"}
+            await admin.users.put_entry(name, policy_type or CUSTOM, entry)
+    done = {"subject": subject_of(name), "done": f"{action}d"}
     context.out.result(done, f"entry of {name} {action}d")
 
 
@@ -314,11 +323,11 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
         username=name,
         # Brokers give no secret away, and which entry decides does not depend on it.
         password="not known here",
-        user_type=info.user_type or "Normal",
-        user_status=info.user_status or "enable",
+        user_type=info.user_type or NORMAL,
+        user_status=info.user_status or ENABLED,
     )
     for each in acls:
-        if each.subject == f"User:{name}":
+        if each.subject == subject_of(name):
             user = merged(user, each)
     return user
 

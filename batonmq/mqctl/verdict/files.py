@@ -28,6 +28,7 @@ from batonmq.protocol.numbers import INT_MAX, natural_number
 from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
+from batonmq.runtime.durable_file import BACKUP_SUFFIX
 
 LOG_TAIL_BYTES: Final = 128 << 10
 """About a thousand lines: the last minutes, in which the cause stands."""
@@ -231,7 +232,7 @@ class _StoreReader:
         whys: list[str] = []
         redo = path.with_name(path.name + REDO_SUFFIX)
         # As a start reads them: the first copy that is whole counts.
-        for candidate in (path, path.with_name(path.name + ".bak")):
+        for candidate in (path, path.with_name(path.name + BACKUP_SUFFIX)):
             try:
                 content = disk.read_bytes(candidate)
                 listed = every_entry(content, disk.read_bytes(redo) if redo.exists() else b"")
@@ -297,11 +298,13 @@ class _StoreReader:
         config = self.folder / "config"
         for name in _TABLES:
             path = config / name
-            found = (self._bytes(each, "tables") for each in (path, path.with_name(f"{name}.bak")))
+            found = (
+                self._bytes(each, "tables") for each in (path, path.with_name(name + BACKUP_SUFFIX))
+            )
             copies = [data for data in found if data is not None]
             if copies and not any(isinstance(_json(data), dict) for data in copies):
                 self.fault("tables", path, "no JSON object, and no copy of it is")
-        for table in map(json_of, (config / "topics.json", config / "topics.json.bak")):
+        for table in map(json_of, (config / "topics.json", config / f"topics.json{BACKUP_SUFFIX}")):
             if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
                 self.facts = replace(self.facts, listed=frozenset(table["topicConfigTable"]))
                 break

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from batonmq.launcher.layout import CLUSTER_NAME
 from batonmq.mqctl.refusals import refuses_client
 from batonmq.mqctl.verdict.evidence import Evidence, GroupEvidence, NodeEvidence
 from batonmq.mqctl.verdict.incidents import (
@@ -17,7 +18,7 @@ from batonmq.mqctl.verdict.incidents import (
     serving_again,
     since,
 )
-from batonmq.protocol.topic_name import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic
+from batonmq.protocol.topic_name import DLQ_PREFIX, TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic
 from batonmq.runtime.words import counted
 
 STUCK_MS: Final = 60_000
@@ -135,7 +136,7 @@ def _unclean(evidence: Evidence, name: str) -> list[Repair]:
             if lacks > 0
             else "what only others have"
         )
-        cluster = group.cluster or "DefaultCluster"
+        cluster = group.cluster or CLUSTER_NAME
         command = f"mqctl electMaster -bn {name} -b {me} -c {cluster} --unclean"
         repairs.append(
             Repair(f"only if the others are gone for good: {node.name}", command, 2, lost, 1)
@@ -261,8 +262,8 @@ def _consumers(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("consumers-behind", each.group, f"{base}", 0, (), (look,))
     for topic, count in sorted(_topics(evidence).items()):
         # The topic has an offset for each letter that ever came, read or not.
-        if topic.startswith("%DLQ%") and count:
-            group = topic.removeprefix("%DLQ%")
+        if topic.startswith(DLQ_PREFIX) and count:
+            group = topic.removeprefix(DLQ_PREFIX)
             cause = f"{counted(count, 'message')} of group {group} went to its dead-letter topic"
             look = Repair("read them", f"mqctl consumeMessage -t {topic}")
             yield Finding("dead-letters", group, cause, 0, (), (look,))
@@ -321,7 +322,7 @@ def _topics_missing(evidence: Evidence) -> Iterator[Finding]:
                 continue
             count = max(store.topics.get(topic, 0) for store in stores)
             queues = max(store.queues.get(topic, 0) for store in stores)
-            cluster = evidence.group(name).cluster or "DefaultCluster"
+            cluster = evidence.group(name).cluster or CLUSTER_NAME
             cause = f"{name}: no table lists topic {topic}, which has {counted(count, 'message')}"
             again = Repair(
                 "start the cluster and create it again: its messages are in the log",

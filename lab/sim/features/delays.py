@@ -21,7 +21,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
+from batonmq.protocol import properties as names
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, retry_topic
 from lab.sim.features.log import Checker, FeatureLog, number_of, some, text_of
 from lab.sim.hosts import DELAY_LEVELS_S
@@ -83,14 +83,14 @@ class Delays(Checker):
         now_s = self.log.now_s()
         if now_s != self._read_s:
             self._before_s, self._read_s = self._read_s, now_s
-        topic, real_topic = record.topic, text_of(record, "REAL_TOPIC")
+        topic, real_topic = record.topic, text_of(record, names.REAL_TOPIC)
         if topic == SCHEDULE_TOPIC:
-            delay_ms = 1000 * DELAY_LEVELS_S[number_of(record, "DELAY") - 1]
+            delay_ms = 1000 * DELAY_LEVELS_S[number_of(record, names.DELAY) - 1]
             self._waits(record, name, record.stored_ms + delay_ms)
-        elif topic == TIMER_TOPIC and text_of(record, TIMER_DEL_UNIQKEY):
+        elif topic == TIMER_TOPIC and text_of(record, names.TIMER_DEL_UNIQKEY):
             return  # a recall
         elif topic == TIMER_TOPIC:
-            self._waits(record, name, number_of(record, "TIMER_OUT_MS"))
+            self._waits(record, name, number_of(record, names.TIMER_OUT_MS))
         elif topic == PROGRESS_TOPIC:
             self._progress(json.loads(record.body))
         elif topic == real_topic and not record.prepared:
@@ -104,7 +104,7 @@ class Delays(Checker):
             self.log.violate(f"delay: {name} is in {record.topic}, and has not waited: {wish}")
 
     def _waits(self, record: LogRecord, name: str, due_ms: int) -> None:
-        topic = text_of(record, "REAL_TOPIC")
+        topic = text_of(record, names.REAL_TOPIC)
         if topic == TOPIC:
             wished_ms = self._wishes.of[name].due_ms(record.stored_ms)
             if due_ms != wished_ms:
@@ -135,7 +135,7 @@ class Delays(Checker):
         if now_ms < one.due_ms and not has_waited:
             self.log.violate(f"delay: {name} comes {one.due_ms - now_ms} ms early")
         recalled_at = self._wishes.recalls.get(name)
-        is_longer = number_of(record, "TIMER_OUT_MS") > known[-1].due_ms
+        is_longer = number_of(record, names.TIMER_OUT_MS) > known[-1].due_ms
         if recalled_at is not None and record.offset >= recalled_at and not is_longer:
             self.log.violate(f"delay: {name} comes at {record.offset}, recalled at {recalled_at}")
         epoch = self.log.epoch_at(record.offset)

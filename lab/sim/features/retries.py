@@ -11,6 +11,7 @@ message holds up the offset of its queue.
 
 from collections import Counter
 
+from batonmq.protocol.properties import REAL_TOPIC
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from lab.sim.features.log import Checker, FeatureLog, some, text_of
 from lab.sim.records import LogRecord
@@ -53,7 +54,7 @@ class Retries(Checker):
 
     def record(self, record: LogRecord, name: str) -> None:
         is_dead = record.topic == dlq_topic(self._group)
-        waits_for = text_of(record, "REAL_TOPIC") if record.topic == SCHEDULE_TOPIC else ""
+        waits_for = text_of(record, REAL_TOPIC) if record.topic == SCHEDULE_TOPIC else ""
         if not is_dead and waits_for != retry_topic(self._group):
             return
         count = record.reconsumed

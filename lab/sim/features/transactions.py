@@ -15,7 +15,7 @@ from batonmq.client.producer.producer import ProducerOptions
 from batonmq.client.producer.transactions import TransactionProducer, TransactionState
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
-from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS
+from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, TRANSACTION_CHECK_TIMES
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -52,7 +52,7 @@ class Transactions(Checker):
 
     def record(self, record: LogRecord, name: str) -> None:
         if record.topic == TRANS_HALF_TOPIC:
-            checks = number_of(record, "TRANSACTION_CHECK_TIMES")
+            checks = number_of(record, TRANSACTION_CHECK_TIMES)
             if checks and not self._open[name]:
                 self.log.violate(f"R30: {name} is checked back after its end, the {checks}th time")
             self._sent[name] += not checks
