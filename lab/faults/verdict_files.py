@@ -18,6 +18,8 @@ import yaml
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_OURS_AT, FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.records.faults import CorruptRecord
+from batonmq.runtime.durable_file import BACKUP_SUFFIX
+from lab.cluster.cluster import GROUP
 from lab.cluster.probe import TOPIC
 from lab.cluster.processes import wait_for
 from lab.cluster.stores import put_back, wipe
@@ -175,7 +177,7 @@ def index(copy: Copy) -> Expected:
 def _whole_file(name: str, incident: str, *, backup: bool) -> Callable[[Copy], Expected]:
     def damage(copy: Copy) -> Expected:
         store = copy.broker()
-        for path in (store / name, store / f"{name}.bak"):
+        for path in (store / name, store / f"{name}{BACKUP_SUFFIX}"):
             if path == store / name or (backup and path.exists()):
                 copy.flip(path, 0, max(8, path.stat().st_size // 2))
         return incident, store.name
@@ -259,7 +261,7 @@ def store_old(copy: Copy) -> Expected:
 def foreign_group(copy: Copy) -> Expected:
     store = copy.broker()
     path = store / "brokerIdentity"
-    path.write_text(path.read_text().replace("broker-a", "broker-b"))
+    path.write_text(path.read_text().replace(GROUP, "broker-b"))
     return "foreign-group", store.name
 
 

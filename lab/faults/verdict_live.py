@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from batonmq import ConsumeFromWhere, LitePullConsumer, LitePullOptions, Message, Producer
-from lab.cluster.cluster import Sections
+from lab.cluster.cluster import GROUP, Sections
 from lab.cluster.held import HOSTS, HeldCluster
 from lab.cluster.network import Network
 from lab.cluster.node_process import NodeProcess, kill_all
@@ -84,7 +84,7 @@ def quorum_lost(live: LiveVerdict, rng: random.Random) -> Expected:
 
 def group_down(live: LiveVerdict, rng: random.Random) -> Expected:
     kill_all(live.cluster.brokers)
-    return "group-down", "broker-a"
+    return "group-down", GROUP
 
 
 def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
@@ -100,7 +100,7 @@ def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
     kill_all(live.cluster.brokers)
     live.cluster.launch(slave)
     live.cluster.wait_listening(live.cluster.brokers.index(slave))
-    return "members-away", "broker-a"
+    return "members-away", GROUP
 
 
 def clock_skew(live: LiveVerdict, rng: random.Random) -> Expected:

@@ -49,7 +49,7 @@ async def test_send_frame_has_the_fields_of_a_java_client() -> None:
     async with producing() as (cluster, producer):
         message = Message.of(TOPIC, "hello", tags="TagA", keys="key0")
         await producer.send(message)
-        request = next(r for r in cluster.master().requests if r.code == 310)
+        request = next(r for r in cluster.master().requests if r.code == SEND)
         ours: dict[str, Any] = dict(request.ext)
         assert ours.keys() == java.keys()
         same = ("c", "d", "f", "h", "j", "k", "m", "n")

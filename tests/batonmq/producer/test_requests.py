@@ -14,6 +14,7 @@ from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_ZLIB
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 
+BEAT, SEND = RequestCode.HEART_BEAT, RequestCode.SEND_MESSAGE_V2
 STORED = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 ASKING = ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")
 
@@ -49,12 +50,12 @@ async def test_a_question_is_answered_by_what_the_broker_pushes() -> None:
         master = cluster.master()
         for body, flag in ((b"noon", 0), (zlib.compress(b"noon"), COMPRESSED | COMPRESSION_ZLIB)):
             pushes: list[int] = []
-            master.before[RequestCode.SEND_MESSAGE_V2].append(pushing(pushes, body, flag))
+            master.before[SEND].append(pushing(pushes, body, flag))
             answer = await producer.request(Message.of("T", b"how late?", keys="k"))
             assert (answer.body, answer.topic, pushes[0]) == (b"noon", "R", 0)
-        codes = [code for code in master.codes() if code in (34, 310)]
-        assert codes[0] == 34 and codes[-2:] == [310, 310]
-        sent = next(one for one in master.requests if one.code == 310)
+        codes = [code for code in master.codes() if code in (BEAT, SEND)]
+        assert codes[0] == BEAT and codes[-2:] == [SEND, SEND]
+        sent = next(one for one in master.requests if one.code == SEND)
         properties = decode_properties(sent.ext["i"])
         assert properties["REPLY_TO_CLIENT"] == producer.client.client_id
         assert (properties["TTL"], properties["KEYS"]) == ("3000", "k")
@@ -83,7 +84,7 @@ async def test_an_answer_counts_before_the_question_is_acknowledged() -> None:
             await unanswered.wait()
             return None
 
-        master.before[RequestCode.SEND_MESSAGE_V2].append(answered_first)
+        master.before[SEND].append(answered_first)
         answer = await producer.request(Message.of("T", b"how late?"), timeout_ms=60_000)
         assert answer.body == b"noon"
         unanswered.set()
@@ -98,7 +99,7 @@ async def test_nobody_answers_in_time_and_the_late_answer_is_refused() -> None:
             connections.append(connection)
             return RemotingCommand.response_to(request, ext=STORED)
 
-        master.before[RequestCode.SEND_MESSAGE_V2].append(keep)
+        master.before[SEND].append(keep)
         with pytest.raises(NoReplyError, match="no answer to a question in T within 50 ms"):
             await producer.request(Message.of("T", b"x"), timeout_ms=50)
         (connection,) = connections

@@ -12,7 +12,7 @@ from batonmq.protocol.message_id import RecallHandle
 from batonmq.protocol.properties import decode_properties
 from batonmq.remoting.command import RemotingCommand
 
-RECALL = 370
+SEND, RECALL = RequestCode.SEND_MESSAGE_V2, RequestCode.RECALL_MESSAGE
 AT = datetime(2027, 1, 1, 12, 0, 0, 5000, tzinfo=UTC)
 
 
@@ -30,7 +30,7 @@ async def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, val
     async with producing() as (cluster, producer):
         message = Message.of("T", "x")
         result = await producer.send(message, **wish)
-        (sent,) = (one for one in cluster.master().requests if one.code == 310)
+        (sent,) = (one for one in cluster.master().requests if one.code == SEND)
         assert decode_properties(sent.ext["i"])[name] == value
         assert name not in message.properties, "the caller's message is as it was"
         assert result.recall_handle == "", "this broker gave none"
@@ -69,7 +69,7 @@ async def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
             reply.ext["recallHandle"] = handle
             return reply
 
-        master.before[RequestCode.SEND_MESSAGE_V2].append(store)
+        master.before[SEND].append(store)
         result = await producer.send(Message.of("T", "x"), delay=60)
         assert result.recall_handle == handle
         master.before[RECALL].append(answer(ResponseCode.SUCCESS, ""))

@@ -25,6 +25,7 @@ from tests.records import record_of
 from tests.shared.waiting import until
 
 END = RequestCode.END_TRANSACTION
+SEND = RequestCode.SEND_MESSAGE_V2
 
 
 @contextlib.asynccontextmanager
@@ -52,9 +53,9 @@ async def test_the_local_transaction_runs_between_the_half_and_its_end() -> None
 
         cluster.master().before[END].append(answer(ResponseCode.SUCCESS, ""))
         result = await producer.send_in_transaction(Message.of("T", "x", tags="A"), local)
-        assert 310 in seen and END not in seen
+        assert SEND in seen and END not in seen
         assert result.ended and result.state is TransactionState.COMMIT
-        (sent,) = (one for one in cluster.master().requests if one.code == 310)
+        (sent,) = (one for one in cluster.master().requests if one.code == SEND)
         properties = decode_properties(sent.ext["i"])
         assert (properties["TRAN_MSG"], properties["PGROUP"]) == ("true", "tg")
         assert int(sent.ext["f"]) & 0xC == 4
@@ -99,7 +100,7 @@ async def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs()
             stored.code = ResponseCode.FLUSH_SLAVE_TIMEOUT
             return stored
 
-        master.before[RequestCode.SEND_MESSAGE_V2].append(slow)
+        master.before[SEND].append(slow)
         master.before[END].append(answer(ResponseCode.SUCCESS, ""))
         result = await producer.send_in_transaction(
             Message.of("T", "x"), lambda _: pytest.fail("it must not run")
