@@ -97,7 +97,10 @@ class GroupProgress:
 
 class ControllerLogStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The Raft log of a BatonMQ controller, named as in its reply. Each index is that of the last
-    such entry."""
+    such entry. `snapshot_bytes` 0: no snapshot yet. `state_digest`: of the state after entry
+    `digest_index`; nodes with the same index must have the same digest; empty before the first.
+    `problems`: texts for people. `rules`: of the newest entry; 0 if an earlier version proposed it.
+    """
 
     self_id: str = ""
     controller_epoch: int = 0
@@ -107,16 +110,11 @@ class ControllerLogStatus(msgspec.Struct, frozen=True, rename="camel"):
     journal_bytes: int = 0
     journal_entries: int = 0
     snapshot_bytes: int = 0
-    """0: no snapshot yet."""
     snapshot_index: int = 0
     digest_index: int = 0
     state_digest: str = ""
-    """Of the state after entry `digest_index`: equal at all nodes with that index. Empty before the
-    first."""
     problems: tuple[str, ...] = ()
-    """Texts for people."""
     rules: int = 0
-    """Version of the rules of the newest entry; 0 if an earlier release proposed it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,25 +29,22 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions(CheckedOptions):
-    """Times in ms. The defaults are Java's, except `suspicion_ms`, which Java does not have."""
+    """Times in ms. The defaults are Java's, except `suspicion_ms`, which Java does not have.
+    `route_poll_ms`: how often routes are polled. `suspicion_ms`: if a master leaves a request
+    unanswered for so long, the name servers are asked for a new master. `instance_name`: gives the
+    client a stable id (for offset files of broadcasting consumers); without it each client object
+    has its own. `hook`: observes sends and listener calls. `tls`: how to connect with TLS; None:
+    plain connections. `credentials`: the user that signs each request; None: unsigned."""
 
     route_poll_ms: int = 30_000
-    """How often routes are asked for."""
     heartbeat_ms: int = 30_000
     request_timeout_ms: int = 3_000
     connect_timeout_ms: int = 3_000
     suspicion_ms: int = 300
-    """A master that leaves a request unanswered for so long may be gone: the name servers are asked
-    for a new one."""
     instance_name: str | None = None
-    """Gives the client a stable id, for offset files of broadcasting consumers. None: each client
-    object has its own."""
     hook: Hook | None = None
-    """Observes sends and listener calls."""
     tls: ClientTls | None = None
-    """None: plain connections."""
     credentials: Credentials | None = None
-    """The user that signs each request. None: unsigned."""
 
 
 class Connections:
