@@ -50,6 +50,8 @@ STATUS_MS: Final = 5_000
 ASKED_AT_ONCE: Final = 64
 MEMBER_MS: Final = 10_000
 """How long a member may take for a request that its listener answers, as in Java."""
+DIRECTLY_MAX: Final = 32
+"""Messages that members consume again: each is kept until the member has answered (R58)."""
 TO_THE_END: Final = -1
 RESET_AT_ONCE: Final = 128
 """Queues in one record of a reset."""
@@ -76,6 +78,7 @@ class GroupAdminProcessor:
         self._broker_name = config.broker_name
         self._address = config.address
         self._config = config
+        self._directly = asyncio.Semaphore(DIRECTLY_MAX)
 
     def register(self, processors: Processors) -> None:
         for code, handler in (
@@ -405,6 +408,12 @@ class GroupAdminProcessor:
         """Makes a member consume one message again, named by its offsetMsgId
         (CONSUME_MESSAGE_DIRECTLY, 309)."""
         message_id = text(request, "msgId")
+        async with self._directly:
+            return await self._consumed_directly(request, message_id)
+
+    async def _consumed_directly(
+        self, request: RemotingCommand, message_id: str
+    ) -> RemotingCommand:
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:
             raise system_error(f"no message {message_id} is stored here")

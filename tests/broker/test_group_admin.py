@@ -334,6 +334,21 @@ async def test_r58_no_more_members_are_asked_than_one_answer_holds(rig, monkeypa
         await member.client.close()
 
 
+async def test_r58_few_messages_are_kept_for_members_that_consume_them_again(tmp_path, monkeypatch):
+    """A member may never answer, and a message may have 4 MiB."""
+    monkeypatch.setattr(group_admin, "DIRECTLY_MAX", 2)
+    async with lone_broker(tmp_path) as rig:
+        sent, member = await rig.send(), Member("m1")
+        await member.join(rig)
+        header = {"consumerGroup": "g", "clientId": "m1", "msgId": sent.ext["msgId"]}
+        asks = [asyncio.create_task(rig.ask(309, header)) for _ in range(5)]
+        await until(lambda: codes(member).count(309) == 2)
+        assert (await rig.send()).code == 0
+        assert codes(member).count(309) == 2
+        await member.client.close()
+        assert {(await each).code for each in asks} == {1}
+
+
 @pytest.mark.parametrize("code", [307, 309])
 async def test_a_member_that_does_not_answer(rig, code, monkeypatch):
     monkeypatch.setattr("batonmq.broker.consume.group_admin.MEMBER_MS", 50)
