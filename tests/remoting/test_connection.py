@@ -277,6 +277,8 @@ def test_the_backlog_of_a_peer_that_does_not_read_is_bounded(
 ) -> None:
     monkeypatch.setattr(connection_module, "BACKLOG_BYTES_MAX", 100)
     link = Link()
+    link.connection.write(b"x" * 95)
+    link.loop.run_soon()  # the peer takes these
     link.connection.pause_writing()
     for _ in range(11):
         assert not link.connection.closed

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from typing import Any, cast
+from unittest.mock import Mock
 from weakref import WeakSet
 
 import pytest
@@ -350,6 +351,14 @@ async def test_r58_a_closed_connection_whose_handlers_run_takes_no_turn_of_the_o
     link.loop.advance(0.05)
     assert a.aborted and b.rooms == 1
     await waiting.end()
+
+
+def test_r58_what_handlers_keep_is_bounded_in_all_and_for_each_host() -> None:
+    memory = MemoryBudget(Mock(), bytes_max=100, peer_bytes_max=60)
+    assert memory.run("a", 60) and not memory.run("a", 1)
+    assert memory.run("b", 39) and not memory.run("b", 1)
+    memory.run("a", -61)
+    assert memory.run("b", 20)
 
 
 def test_r58_a_frame_that_waits_for_handlers_is_not_late(clock: Clock) -> None:
