@@ -1,6 +1,7 @@
 """What policies decide: RocketMQ's order of precedence, and the rights of each request code."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,15 @@ def test_every_code_of_this_protocol_has_a_row() -> None:
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     }
     assert set(RequestCode) - elsewhere == set(RIGHTS)
+
+
+def test_what_an_admin_changes_is_in_the_audit_log() -> None:
+    writes = {
+        code for code, right in RIGHTS.items() if re.search("Create|Update|Delete", right.text)
+    }
+    of_super_users = {RequestCode.CONSUME_MESSAGE_DIRECTLY, RequestCode.RESET_MASTER_FLUSH_OFFSET}
+    expected = writes - {RequestCode.UPDATE_CONSUMER_OFFSET} | of_super_users
+    assert {code for code, right in RIGHTS.items() if right.changes} == expected
 
 
 def test_the_page_has_the_table_of_rights() -> None:

@@ -10,6 +10,8 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from local_log import LocalLog, alone
 
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.events import (
     ElectionEnded,
     OfferLead,
@@ -24,7 +26,7 @@ from batonmq.controller.rules.commands import (
     RoleChanged,
     SetChanged,
 )
-from batonmq.controller.service import ControllerService
+from batonmq.controller.service import ControllerService, _liveness_config
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
@@ -211,3 +213,12 @@ async def test_r6_the_end_of_a_stream_brings_how_it_ended(tmp_path, script, monk
         SessionEnded("broker-a", 2, 2, goodbye=goodbye, why=why)
         for goodbye, why in ((False, ""), (True, ""), (True, "its disk failed"))
     ]
+
+
+def test_the_settings_of_failovers_reach_who_decides_them():
+    config = ControllerConfig(
+        broker_session_timeout_ms=1_234, master_lease_ms=567, propose_timeout_ms=2_345
+    )
+    assert _liveness_config(config) == LivenessConfig(
+        session_timeout_ms=1_234, master_lease_ms=567, outcome_timeout_ms=2_345
+    )
