@@ -888,6 +888,8 @@ async def test_half_messages_are_shown_to_producers_that_may_write_their_topic(s
     ports = {each.peer for each in found if each is not None}
     connection = shop.live_connection(server.address)
     assert connection is not None and ports == {connection.local}
+    await server.ask(ADMIN, 3002, {"username": "shop"}, b'{"userStatus":"disable"}')
+    assert producers.channel("shops", "Orders") is None
     for client in clients.values():
         await client.close()
 

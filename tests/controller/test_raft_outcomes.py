@@ -28,6 +28,7 @@ class StandIn:
         self.proposed: list[tuple[bytes, Callable[[Any, int], None]]] = []
         self.offers_s: list[float] = []
         self.heard_s = boot_s()
+        self.leader: Any = None
         self.transport = SimpleNamespace(
             hand_over=lambda offer_s, to: self.offers_s.append(offer_s)
         )
@@ -40,6 +41,9 @@ class StandIn:
 
     def majority_answered_since(self, since_s: float) -> bool:
         return self.heard_s > since_s
+
+    def _getLeader(self) -> Any:
+        return self.leader
 
     def destroy_synchronous(self) -> None: ...
 
@@ -118,6 +122,13 @@ async def test_g7_a_first_lead_waits_until_its_first_entry_is_committed():
         log._on_state_changed(0, 2)
         await asyncio.sleep(0)
         assert roles == [True]
+
+
+async def test_a_leader_is_named_by_its_id():
+    async with leading() as (log, node):
+        for peer in log._settings.peers:
+            node.leader = SimpleNamespace(id=peer.raft_address)
+            assert log.leader_hint() == peer.node_id
 
 
 async def test_no_lead_begins_after_the_end():
