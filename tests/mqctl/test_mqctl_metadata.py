@@ -56,6 +56,7 @@ def test_a_user_that_was_refused_has_no_secret_to_show(
     file = exported(tmp_path / "metadata.json", *fake.info.broker_addr_table)
     drawn = iter(("secret-of-ann", "secret-of-bob"))
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: next(drawn))
+    assert mqctl("importMetadata", file, "--users", "--dry-run", *form).code == 0 and not users.made
     ran = mqctl("importMetadata", file, "--users", "--yes", *form)
     assert ran.code == 1 and "user bob: " in ran.err and "only a super user" in ran.err
     assert users.made == {master: {"ann": "secret-of-ann"}}

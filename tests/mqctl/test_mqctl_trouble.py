@@ -412,6 +412,17 @@ def test_dead_letters_that_were_sent_are_named_when_one_fails(
     assert [m["sendStatus"] for m in ran.json] == ["SEND_OK", "SEND_OK", None, *["SEND_OK"] * 3]
 
 
+def test_dead_letters_are_sent_only_when_that_is_confirmed(
+    mqctl: Run, consumer: None, producer: type[FakeProducer], fake: FakeCluster
+) -> None:
+    fake.letter = {"RETRY_TOPIC": "T", "UNIQ_KEY": "id"}
+    dry = mqctl("dlq", "resend", "g", "-m", "2", "--dry-run", "--json").json
+    assert [m["sendStatus"] for m in dry] == ["DRY_RUN"] * 2
+    assert [m["storeTimestamp"] for m in dry] == [102, 102], "the newest"
+    assert "nothing was sent" in mqctl("dlq", "resend", "g", "--dry-run").out
+    assert mqctl("dlq", "resend", "g").code == 1 and producer.sent == []
+
+
 def test_a_group_without_dead_letters_is_no_missing_topic(
     mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,12 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from batonmq.client.admin.types import ControllerMetadata
+from batonmq.mqctl.commands import roll as roll_command
 from batonmq.mqctl.health import BrokerAnswer, Findings
 from batonmq.mqctl.roll import (
     Doubt,
@@ -34,6 +36,7 @@ from batonmq.protocol.bodies import (
     ReplicaIdentity,
     ReplicasInfo,
 )
+from tests.mqctl.conftest import Run
 
 SERVERS = tuple(f"10.0.0.{i}:9876" for i in (1, 2, 3))
 CONTROLLERS = tuple(f"10.0.0.{i}:9878" for i in (1, 2, 3))
@@ -258,3 +261,13 @@ def test_a_process_that_up_does_not_start_again_is_a_doubt(tmp_path: Path) -> No
     assert stopped.value.next_step == "python 'x y'"
     with pytest.raises(Doubt, match="has no process"):
         UpBackend(file, None, 0.1).describe(RollNode("broker", BROKERS[1]))
+
+
+def test_a_dry_run_restarts_nothing(mqctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {name: AsyncMock() for name in ("load_nodes", "show_order", "roll")}
+    monkeypatch.setattr(roll_command, "_backend", AsyncMock())
+    for name, step in steps.items():
+        monkeypatch.setattr(roll_command.RollWork, name, step)
+    monkeypatch.setattr(roll_command.RollWork, "show", Mock())
+    assert mqctl("roll", "--dry-run").code == 0
+    assert steps["show_order"].await_count == 1 and not steps["roll"].await_count
