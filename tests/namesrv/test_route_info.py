@@ -562,6 +562,11 @@ def test_r58_a_group_with_more_topics_than_there_is_room_for_is_refused() -> Non
         forget_all(core)
         assert len(core.all_topics()) <= 1_000
         core.check_invariants()
+    core = RouteInfoManager(entries_max=100)
+    flood(core, "by 217", 2)
+    while core.register_topic(f"T{len(core.all_topics())}", [QueueData(broker_name="by 217")]):
+        assert len(core.all_topics()) <= 100
+    assert core.crowded_out == ["by 217"]
 
 
 def test_r58_what_left_gives_its_room_back() -> None:
