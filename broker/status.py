@@ -215,7 +215,7 @@ class BrokerStatus:
         # No client reads those of internal records, and tools would list them beside the user's.
         for topic in OUR_TOPICS:
             table.pop(topic, None)
-        # An operator drains this broker: clients leave it with their next route.
+        # brokerPermission takes this broker out of use: clients leave it with their next route.
         allowed = self._config.broker.broker_permission
         if not (allowed & PERM_READ and allowed & PERM_WRITE):
             table = {name: replace(one, perm=one.perm & allowed) for name, one in table.items()}

@@ -218,8 +218,8 @@ async def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
 
 
 async def test_routes_show_what_brokerPermission_allows(tmp_path):
-    """So an operator drains a broker, as in Java: clients leave it with their next route, and sends
-    that still come are taken."""
+    """So an operator takes a broker out of use, as in Java: clients leave it with their next route,
+    and sends that still come are taken."""
     async with name_server() as at, broker(tmp_path, at, 0, "ASYNC_MASTER") as rig:
         assert (await rig.send("Made")).code == 0
         for permission in (4, 2, 6):
