@@ -22,7 +22,6 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.context import answered, reason
-from batonmq.mqctl.migration import SEGMENT_KEY
 from batonmq.mqctl.refusals import lacks_descriptors, lacks_disk_space, next_step, refuses_client
 from batonmq.mqctl.routes import broker_addresses, groups_of_others
 from batonmq.protocol.bodies import (
@@ -550,6 +549,6 @@ async def _of_its_disk(admin: Admin, address: str, figures: Mapping[str, str]) -
         return ""
     space = figures.get("commitLogDirCapacity", "").rstrip(".")
     # With free space below that, a "full" disk is no contradiction.
-    gib = int(config.get(SEGMENT_KEY, "0")) / (1 << 30)
+    gib = int(config.get("mappedFileSizeCommitLog", "0")) / (1 << 30)
     segment = f"; a segment of the log takes {gib:.1f} GiB" if gib >= 0.1 else ""
     return f" ({config.get('storePathRootDir', '')}: {space}{segment})"
