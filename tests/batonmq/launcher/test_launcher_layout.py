@@ -41,6 +41,7 @@ from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.runtime import disk
 from batonmq.runtime.authority import Authority
 from batonmq.runtime.secret_file import read_passwords
+from batonmq.runtime.tls import TlsError
 from tests.shared.failing_disk import failing, walk_errors
 
 OVERRIDES = {
@@ -206,7 +207,7 @@ def test_whatever_disk_call_of_a_first_start_fails_the_next_one_makes_its_files(
         layout = plan(
             tmp_path / str(number), controllers=1, replicas=1, overrides=given, secure="enforcing"
         )
-        with failing(rule) as struck, suppress(OSError):
+        with failing(rule) as struck, suppress(OSError, TlsError):
             write_configs(layout)
         write_configs(layout)
         assert (settings_of(layout.data_dir, None), secured(layout.data_dir)) == (
