@@ -12,6 +12,7 @@ SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.constraintPropagation.enabled": "false",
 }
 CONNECT_PORT = "spark.connect.grpc.binding.port"
 SETTINGS = SMALL | {

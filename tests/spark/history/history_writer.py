@@ -121,11 +121,11 @@ def by_chance(log: HistoryWriter, group: str, seed: int, incidents: int = 7) -> 
         if what == "return" and gone:
             back = gone.pop(0)
             log.add("broker_registered", now, group, broker_id=back, incarnation=f"i{now}",
-                      master_epoch=epoch)  # fmt: skip
+                    master_epoch=epoch)  # fmt: skip
             if chance.random() < 0.7:
                 cut = chance.randrange(1, 5) * 1000
                 log.report("truncated", group, epoch, back, now + 3 + jitter,
-                            fromOffset=50_000 + cut, toOffset=50_000)  # fmt: skip
+                           fromOffset=50_000 + cut, toOffset=50_000)  # fmt: skip
             if chance.random() < 0.5:
                 log.report("role_changed", group, epoch, back, now + 4, role="slave")
             if chance.random() < 0.1:
@@ -159,7 +159,7 @@ def by_chance(log: HistoryWriter, group: str, seed: int, incidents: int = 7) -> 
             epoch += 1
         if failed or chance.random() < 0.2:
             log.add("election_blocked", now + 2, group, node="n1", reason="waits",
-                      master_epoch=chance.choice((epoch, epoch - 1)))  # fmt: skip
+                    master_epoch=chance.choice((epoch, epoch - 1)))  # fmt: skip
         now += 5
         epoch += 1
         if what == "hand":
@@ -184,7 +184,7 @@ def by_chance(log: HistoryWriter, group: str, seed: int, incidents: int = 7) -> 
         if chance.random() < 0.85:
             log.report("role_changed", group, epoch, winner, now + 2 + jitter, role="master")
             log.add("pushed", now + 1, group, master_epoch=epoch, node="n0",
-                      json={"appliedMs": now, "sessions": 3})  # fmt: skip
+                    json={"appliedMs": now, "sessions": 3})  # fmt: skip
         if chance.random() < 0.8:
             log.report("opened", group, epoch, winner, now + 4)
             if chance.random() < 0.8:
