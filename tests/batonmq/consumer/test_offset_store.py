@@ -1,14 +1,15 @@
-"""The offsets of broadcasting members: one file for all processes of a user, by default."""
+"""Offsets: those of broadcasting members are in one file for all processes of a user by default."""
 
 import asyncio
 import os
 import threading
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from batonmq.client.consumer.offset_store import LocalOffsetStore
+from batonmq.client.consumer import offset_store
+from batonmq.client.consumer.offset_store import LocalOffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import PushConsumerOptions
 from batonmq.client.errors import ArgumentError
 from batonmq.protocol.errors import BatonError
@@ -133,3 +134,20 @@ def test_the_longest_group_has_its_file(tmp_path: Path) -> None:
     store.update(QUEUE, 5)
     asyncio.run(store.persist())
     assert (tmp_path / "DEFAULT" / f"{'g' * 238}.json").exists()
+
+
+async def test_queues_that_are_released_while_progress_is_sent_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offset_store, "_SENT_AT_ONCE", 1)
+    monkeypatch.setattr(offset_store.QueueCalls, "commit_offset", AsyncMock())
+    client = Mock()
+    store = RemoteOffsetStore(client, "g")
+    queues = [MessageQueue("T", "b", number) for number in range(9)]
+    for queue in queues:
+        store.update(queue, 1)
+    client.routes.cached.return_value = None
+    persisting = asyncio.create_task(store.persist())
+    await store.release(queues)
+    await persisting
+    assert client.routes.cached.call_count < len(queues)
