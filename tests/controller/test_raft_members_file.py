@@ -53,6 +53,7 @@ def test_r53_an_operator_changes_one_member_at_a_time(tmp_path):
     with pytest.raises(MembersChangedError):
         check_members(tmp_path, membership("n0"))
     check_members(tmp_path, four)
+    assert not (tmp_path / "members.change").exists(), "it allows one change"
     check_members(tmp_path, four)
     with pytest.raises(MembersChangedError):
         check_members(tmp_path, three)
