@@ -150,8 +150,7 @@ def run(
     with step("folding the events"):
         fold = partial(_fold_groups, facts, files, rows)
         events = f"SELECT grp, {', '.join(ORDER)} FROM lines WHERE fault IS NULL"
-        engine.applied("fold", events, fold, FOLDED, by=["grp", *ORDER])
-        engine.define("of_groups", "SELECT * FROM fold", keep=True)
+        engine.applied("of_groups", events, fold, FOLDED, by=["grp", *ORDER])
         groups = dicts(engine, _GROUPS)
     elected = {row["name"] for row in groups if row["elections"]}
     for found in _of_no_task(damaged, facts, files, stores, elected):

@@ -364,8 +364,8 @@ class DuckEngine(_Engine):
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
-        """The rows that a function makes of a query's. With `by` they come in that order, those
-        with one value of its first column in one task."""
+        """The rows that a function makes of a query's. With `by` it gets them in that order, those
+        with one value of its first column in one task; then what it makes is kept."""
         with self._db.cursor() as reading:
             sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
@@ -422,12 +422,8 @@ class SparkEngine(_Engine):
                 for number in batch.column(0).to_pylist():
                     yield from function(every[number])
 
-        from pyspark import StorageLevel
-
         numbers = self._session.range(0, len(every), 1, max(1, len(every)))
-        made = self._make(view, numbers, run, schema)
-        # On the disk: rows of tasks may be many, and are read in order.
-        self._kept.append(made.persist(StorageLevel.DISK_ONLY))
+        self._keep(self._make(view, numbers, run, schema))
 
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
@@ -437,7 +433,9 @@ class SparkEngine(_Engine):
             # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
             count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
             rows = rows.repartition(count, by[0]).sortWithinPartitions(*by)
-        self._make(view, rows, function, schema)
+        made = self._make(view, rows, function, schema)
+        if by:
+            self._keep(made)
 
     def _make(self, view: str, rows: DataFrame, function: OfRows, schema: pa.Schema) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -445,6 +443,12 @@ class SparkEngine(_Engine):
         made = rows.mapInArrow(function, from_arrow_schema(schema))
         made.createOrReplaceTempView(view)
         return made
+
+    def _keep(self, made: DataFrame) -> None:
+        from pyspark import StorageLevel
+
+        # On the disk, by columns: rows may be many, and a query needs a few of their columns.
+        self._kept.append(made.persist(StorageLevel.DISK_ONLY))
 
     def rows(self, query: str) -> pa.Table:
         context = self._session.sparkContext
