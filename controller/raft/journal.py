@@ -480,18 +480,18 @@ def _find_group(data: bytes, position: int) -> int | None:
 
 def has_commands(journal: DurableJournal) -> bool:
     """Whether it has, or had before its snapshot, more than the first entries of leaders."""
-    return journal[0][1] > 1 or any(entry[0] != _NO_OP for entry in journal[:])
+    entries = journal[:]
+    return bool(entries) and (entries[0][1] > 1 or any(entry[0] != _NO_OP for entry in entries))
 
 
 def check_log(journal: DurableJournal, name: str) -> None:
-    """Raises JournalDamage for a journal of another log; `name` "": not known. One with a snapshot
-    begins with its entries."""
+    """Raises JournalDamage for a journal that has commands of another log; `name` "": not known.
+    One with a snapshot begins with its entries."""
     entries = journal[:]
-    commands = [command for command, _, _ in entries if command != _NO_OP]
-    if not name or not commands or entries[0][1] > 1:
+    if not name or entries[0][1] > 1:
         return
     # The command that named the log was applied before the name was kept, and is never cut.
-    if not any(name.encode() in command for command in commands):
+    if not any(name.encode() in command for command, _, _ in entries):
         raise JournalDamage(journal.folder / "journal", f"it is not of this folder's log {name}")
 
 

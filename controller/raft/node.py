@@ -285,6 +285,8 @@ class RaftLog:
         check_members(settings.folder, self._membership)
         journal, snapshots = self._open_folder()
         try:
+            if not has_commands(journal):
+                self._membership.log = ""  # the log begins again, and gets another name
             check_log(journal, self._membership.log)
             conf = self._conf(
                 f"{host}:{port}",

@@ -205,6 +205,21 @@ async def test_g7_a_file_of_another_log_is_refused_and_the_rest_of_the_folder_st
     assert {path.name: path.read_bytes() for path in own.iterdir()} == before
 
 
+async def test_a_log_that_begins_again_beside_the_file_of_members_gets_a_new_name(tmp_path):
+    """An operator began again by removing all files but `members`, which has the old log's name."""
+    async with started(tmp_path) as cluster:
+        for name in ("before", "after"):
+            await lead_anew(cluster, name)
+            await stop_all(cluster)
+            for path in tmp_path.glob("n?/*") if name == "before" else ():
+                if path.name != "members":
+                    path.unlink()
+            await cluster.start_all()
+        await cluster.agree()
+        assert cluster.machines["n0"].state.log_name == "after"
+    assert json.loads((tmp_path / "n0" / "members").read_bytes())["log"] == "after"
+
+
 class KilledNodes:
     """Three forked nodes under load. `acked` are the names of the groups that they acknowledged."""
 
