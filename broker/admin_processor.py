@@ -58,10 +58,10 @@ WITHOUT_EFFECT: Final = (
     RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
 )
 AT_ONCE: Final = 100
+"""The most topics or groups that one record changes."""
 CONFIG_SIZE_MAX: Final = 16 << 10
 """Bytes of JSON of one group (R58): its policy of retries and its subscriptions are free text."""
 FILTER_TYPE_LENGTH_MAX: Final = 64
-"""The most topics or groups that one record changes."""
 
 
 class AdminProcessor:
