@@ -62,7 +62,7 @@ _ADVICE: Final = {
     "acts for its master, which is away": "start the master",
     "cannot follow its master": "mqctl haStatus",
     "gets no tables and consumer offsets from its master": "mqctl haStatus",
-    "its audit log is not written": "cure the reason, or correct auditLogPath and restart it",
+    "its audit log is not written": "remove the cause, or correct auditLogPath and restart it",
 }
 """What a broker says of itself, up to the colon -> what to do or to look at; {0}: its address."""
 

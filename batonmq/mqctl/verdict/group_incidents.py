@@ -193,7 +193,7 @@ REPORTED: Final = (
     ("has no index", "", "index-failed", "restart it: it builds the index again", ""),
     ("cannot read a queue", "", "queue-unreadable", "restart it: it builds the queue again", ""),
     ("has set messages aside", "", "messages-aside", "read the reason", _STATUS),
-    ("its audit log", "", "audit-failed", "cure the reason; it is tried again each second", ""),
+    ("its audit log", "", "audit-failed", "remove the cause; it tries again each second", ""),
     ("its group is not well", "", "classic-group", "see who is there", "mqctl clusterList"),
     ("acts for its master", "", "classic-master-away", "start the master", ""),
 )

@@ -176,7 +176,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             yield _not_serving(evidence, node, "away", f"{who}: its process {how}: {why}")
         elif process is None and node.asked and not node.runs:
             began = since(evidence, node)
-            why_ended = Repair("see whether it said why, and its log", "mqctl timeline --last 3")
+            why_ended = Repair("read why in its events, and in its log", "mqctl timeline --last 3")
             name = f"{_role(evidence, node)}-away"
             yield of_node(node, name, f"{who}: {why}", why_ended, since_ms=began)
 
