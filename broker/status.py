@@ -179,7 +179,7 @@ class BrokerStatus:
             self._replication.broker_id() if gate.role is Role.SLAVE else MASTER_ID,
             broker.address,
             self._config.ha_address,
-            self._routed(topics, self._tables.topics.data_version),
+            self._routed(topics, self._tables.topics.data_version, broker.broker_permission),
             is_partial=topics is not None,
             relays=self._config.relays,
             silence_ms=broker.broker_not_active_timeout if self._config.may_act else None,
@@ -207,7 +207,13 @@ class BrokerStatus:
         )
         return registration, version
 
-    def _routed(self, topics: Collection[str] | None, version: DataVersion) -> bytes:
+    def _routed(
+        self,
+        topics: Collection[str] | None,
+        version: DataVersion,
+        allowed: int = PERM_READ | PERM_WRITE,
+    ) -> bytes:
+        """The body. `allowed`: brokerPermission, of which a slave knows only its own."""
         table = dict(self._tables.topics.table)
         if topics is not None:
             # One of them may have been deleted since it changed.
@@ -215,8 +221,7 @@ class BrokerStatus:
         # No client reads those of internal records, and tools would list them beside the user's.
         for topic in OUR_TOPICS:
             table.pop(topic, None)
-        # brokerPermission takes this broker out of use: clients leave it with their next route.
-        allowed = self._config.broker.broker_permission
+        # It takes a broker out of use: clients leave it with their next route.
         if not (allowed & PERM_READ and allowed & PERM_WRITE):
             table = {name: replace(one, perm=one.perm & allowed) for name, one in table.items()}
         wrapper = TopicConfigAndMappingSerializeWrapper(

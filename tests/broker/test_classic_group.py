@@ -26,7 +26,8 @@ from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.bodies import HARuntimeInfo, KVTable, TopicRouteData
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.role_view import Role
+from batonmq.protocol.register_body import RegisterBrokerBody
+from batonmq.protocol.role_view import Role, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from tests.broker.lone_broker import Rig, free_port, lone_broker, make_group, sections_of, until
@@ -230,6 +231,24 @@ async def test_routes_show_what_brokerPermission_allows(tmp_path):
             route = TopicRouteData.decode((await rig.client.call(at, asked, 5000)).body)
             assert [queue.perm for queue in route.queue_datas] == [permission]
             assert (await rig.send("Made")).code == 0
+
+
+async def test_a_slave_out_of_use_does_not_take_its_master_out_of_use(tmp_path, monkeypatch):
+    """A slave registers its master where that does not get through: brokerPermission is its own."""
+    view = RoleView("c", "b", 1, "h:1", master_epoch=1)
+    async with name_server() as at, broker(tmp_path, at, 0, "ASYNC_MASTER") as rig:
+        assert (await rig.send("Made")).code == 0
+        assert (await rig.ask(25, body=b"brokerPermission=0")).code == 0
+        monkeypatch.setattr(rig.service.replication, "followed_master", lambda: view)
+        registered = rig.service.status.registration_of_master(("Made",))
+        assert registered is not None
+        of_master, own = registered[0], rig.service.status.registration(("Made",))
+        assert [_permission("Made", each.body) for each in (of_master, own)] == [6, 0]
+
+
+def _permission(topic: str, body: bytes) -> int:
+    wrapper = RegisterBrokerBody.decode(body).topic_config_serialize_wrapper
+    return wrapper.topic_config_table[topic].perm
 
 
 async def no_members(_watch: object) -> dict[int, set[str]]:
