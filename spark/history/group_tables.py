@@ -25,7 +25,7 @@ from batonmq.spark.history import history_findings
 from batonmq.spark.history.epoch_files import GroupFiles
 from batonmq.spark.history.history_findings import Election, HistoryFinding, cause_of, known
 from batonmq.spark.history.lines import event_of
-from batonmq.spark.history.output_tables import FoldedRows, Row
+from batonmq.spark.history.output_tables import ELECTIONS, EVENTS, FoldedRows, Row, folded_row
 from batonmq.spark.history.overview import Bounds, Facts
 from batonmq.spark.report.quantities import DAY_MS
 
@@ -44,16 +44,17 @@ def fold_lines(
     lines: Iterable[tuple[str, int, bytes]], facts: Facts, files: Files, tables: FoldedRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all groups of `lines` (group in tables, controller, line), sorted by group and
-    place."""
+    place, and for each group how many events and elections it has."""
     for name, its in groupby(lines, itemgetter(0)):
         group = GroupFold(name, facts, files, tables)
         for _, rank, text in its:
             group.line(rank, text)
             if tables.is_full:
-                yield tables.take()
+                yield from tables.take()
         group.finish()
-        tables.add_group(name, group.events, group.elections)
-    yield tables.take()
+        yield folded_row(EVENTS, group.events, group=name)
+        yield folded_row(ELECTIONS, group.elections, group=name)
+    yield from tables.take()
 
 
 class GroupFold:

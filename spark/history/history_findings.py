@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -129,8 +129,8 @@ class ControllerDifferences:
             )  # fmt: skip
 
 
-def of_all(facts: Facts, damaged: Iterable[Mapping[str, Any]]) -> Iterator[HistoryFinding]:
-    """What is of no group alone: where controllers' histories begin and end; rows of DAMAGED."""
+def of_all(facts: Facts, damaged: Mapping[str, tuple[int, int, str]]) -> Iterator[HistoryFinding]:
+    """What is of no group alone: where controllers' histories begin and end, damaged files."""
     least, most = dict[str, Place](), dict[str, Place]()
     for (log, rank), low in facts.lows.items():
         least[log] = min(low, least.get(log, low))
@@ -155,11 +155,10 @@ def of_all(facts: Facts, damaged: Iterable[Mapping[str, Any]]) -> Iterator[Histo
             f"controllers that were set up again. Each is listed by itself, the older ones as "
             f"{older}; epoch files are compared with none.", group, logs=logs,
         )  # fmt: skip
-    for row in damaged:
-        file, lines = row["file"], row["lines"]
+    for file, (lines, _, reason) in damaged.items():
         yield finding(
             WARNING, "damaged_lines", "", None, f"{lines} lines of {file} are no events.", file,
-            file=file, lines=lines, reason=row["fault"],
+            file=file, lines=lines, reason=reason,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The lines of all controllers' histories: planned, read, decoded. Free of Spark.
+"""The lines of all controllers' histories: planned, read, decoded, sorted. Free of Spark.
 
 An event travels as its line of JSON: both engines sort lines, and only the fold decodes all of
 them. What is no event is a `Damage`, by the same rules as in the table `history`.
@@ -6,18 +6,19 @@ them. What is no event is a `Damage`, by the same rules as in the table `history
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final
+from heapq import heappop, heappush, heapreplace
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent, checked_event
+from batonmq.history.event import HistoryEvent, checked_event
 from batonmq.history.file import controller_of
 from batonmq.spark.read.columns import HISTORY_COLUMNS, columns_of
 from batonmq.spark.read.damage import Damage
@@ -34,21 +35,13 @@ _PARQUET_TIMES: Final = 8
 """Lines of text are so many times larger than Parquet of the same events."""
 
 
-LINES: Final = columns_of("""
-    string: grp log
-    long: raft_index part rank place
-    binary: line
-    long: time_ms set_size
-    bool: by_broker
-    string: file fault
-""")
-"""A line of a controller (`rank`), at a `place` among its lines. `by_broker`: the time is of a
-broker's clock; `set_size`: of an event that may change the set. A line that is no event has only
-its `file`, `place` and `fault`."""
-ORDER: Final = ("log", "raft_index", "part", "rank", "place", "line")
-_ROWS_MAX: Final = 20_000
-_SETS: Final = ("elected", "set_altered")
-Row = tuple[Any, ...]
+class Line(NamedTuple):
+    """One event as a controller wrote it: which one (by number), and where among its lines."""
+
+    rank: int
+    offset: int
+    event: HistoryEvent
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +73,15 @@ class LinesPlan:
                 "distinguished; read fewer histories at once"
             )
 
-    def read(self, source: Source) -> Iterator[pa.RecordBatch]:
-        """Rows of LINES of one source, in its order. Raises OSError."""
+    def lines(self, source: Source) -> Iterator[Line | Damage]:
+        """The lines of one source, in its order. Raises OSError."""
         if isinstance(source, RowGroup):
-            rows = _rows_of_parquet(source, self.controllers)
-        else:
-            rows = _rows_of_text(source, self.controllers)
-        while some := list(islice(rows, _ROWS_MAX)):
-            columns = zip(*some, strict=True)
-            arrays = [pa.array(each, kind) for each, kind in zip(columns, LINES.types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=LINES)
+            return _lines_of_rows(source, self.controllers)
+        rank = self.controllers.index(_controller(source))
+        return (
+            each if isinstance(each, Damage) else Line(rank, each[0], _tamed(each[2]), each[1])
+            for each in events_of(source)
+        )
 
 
 def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
@@ -144,34 +136,16 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
 def event_of(text: bytes) -> HistoryEvent:
     """The event of a line; a report that has a number of 17 digits or more (no offset and no span
     is so large) is empty. Raises ValueError for what is no event."""
-    event = checked_event(text)
-    is_wild = event.json and _WILD_NUMBER.search(event.json)
-    return msgspec.structs.replace(event, json="") if is_wild else event
+    return _tamed(checked_event(text))
 
 
-def _row(event: HistoryEvent, rank: int, place: int, text: bytes) -> Row:
-    members = max(len(event.sync_state_set), len(event.set_before)) if event.kind in _SETS else 0
-    return (
-        event.broker_name, event.log, event.raft_index, event.part, rank, place, text,
-        event.time_ms, members, event.kind in ON_BROKER_CLOCK, None, None,
-    )  # fmt: skip
+def _tamed(event: HistoryEvent) -> HistoryEvent:
+    if event.json and _WILD_NUMBER.search(event.json):
+        return msgspec.structs.replace(event, json="")
+    return event
 
 
-def _faulty(file: str, place: int, fault: str) -> Row:
-    return (*[None] * 5, place, *[None] * 4, file, fault)
-
-
-def _rows_of_text(part: TextPart, controllers: Sequence[str]) -> Iterator[Row]:
-    rank = controllers.index(_controller(part))
-    for each in events_of(part.path, part.lines()):
-        if isinstance(each, Damage):
-            yield _faulty(each.file, each.offset, each.reason)
-        else:
-            place, text, event = each
-            yield _row(event, rank, place, text)
-
-
-def _rows_of_parquet(part: RowGroup, controllers: Sequence[str]) -> Iterator[Row]:
+def _lines_of_rows(part: RowGroup, controllers: Sequence[str]) -> Iterator[Line | Damage]:
     ranks = {name: rank for rank, name in enumerate(controllers)}
     encode = msgspec.json.Encoder().encode
     with part.storage.file_system.open_input_file(part.path) as opened:
@@ -188,9 +162,9 @@ def _rows_of_parquet(part: RowGroup, controllers: Sequence[str]) -> Iterator[Row
                 known = {fields[name]: value for name, value in values.items() if value is not None}
                 text = encode({"time_ms": 0} | known)
                 try:
-                    yield _row(checked_event(text), rank, row if at is None else at, text)
+                    yield Line(rank, row if at is None else at, event_of(text), text)
                 except ValueError as error:
-                    yield _faulty(part.path, row, f"no event: {error}")
+                    yield Damage(part.path, row, 1, f"no event: {error}", in_log=False)
                 row += 1
 
 
@@ -201,3 +175,75 @@ def _in_ms(batch: pa.RecordBatch) -> pa.RecordBatch:
             ms = pc.floor_temporal(batch[at], unit="millisecond").cast(pa.timestamp("ms", "UTC"))
             batch = batch.set_column(at, field.name, ms.cast(pa.int64()))
     return batch
+
+
+# -- runs: many lines of one group and log, sorted, as one packed value ---------------------------
+#
+# An engine sorts and moves runs, each one row, and never sees a line: a row costs the JVM as much
+# as decoding a line costs here. The fold merges the runs of a group again.
+
+RUNS: Final = columns_of("string: grp log; long: raft_index part size; binary: run seen")
+"""`raft_index` and `part` are of a run's first line, `size` its bytes before they were packed; a
+row with `seen` is no run, but what a task has seen."""
+ORDER: Final = ("log", "raft_index", "part")
+_RUN_LINES: Final = 20_000
+"""How many lines a task holds: a fold holds one run of each task whose lines it merges."""
+_CODEC: Final = "zstd"
+
+Entry = tuple[int, int, int, int, bytes]
+"""Raft index, part, controller, its place there, the line: sorted by that."""
+
+
+class RunBuilder:
+    """Takes lines in any order."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], list[Entry]] = {}
+        self._lines = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._lines >= _RUN_LINES
+
+    def add(self, line: Line) -> None:
+        event = line.event
+        run = self._held.setdefault((event.broker_name, event.log), [])
+        run.append((event.raft_index, event.part, line.rank, line.offset, line.text))
+        self._lines += 1
+
+    def take(self, seen: object = None) -> pa.Table:
+        """What is held, as rows of RUNS; then nothing is. `seen` is a row of its own."""
+        rows: list[dict[str, Any]] = []
+        for (group, log), run in self._held.items():
+            run.sort()  # `merged` knows a run by the place of its first line
+            raw = pickle.dumps(run)
+            packed = pa.compress(raw, _CODEC, asbytes=True)
+            first = {"raft_index": run[0][0], "part": run[0][1]}
+            rows.append({"grp": group, "log": log, **first, "size": len(raw), "run": packed})
+        if seen is not None:
+            rows.append({"seen": pickle.dumps(seen)})
+        self._held, self._lines = {}, 0
+        return pa.Table.from_pylist(rows, RUNS)
+
+
+def merged(runs: Iterable[tuple[int, int, int, bytes]]) -> Iterator[Entry]:
+    """The lines of runs (Raft index and part of the first line, size, packed) which ascend by their
+    first line, in order. Only runs that overlap are held together."""
+    heap: list[tuple[Entry, int, Iterator[Entry]]] = []
+    for number, (index, part, size, packed) in enumerate(runs):
+        while heap and heap[0][0] < (index, part):
+            yield _next(heap)
+        entries = iter(pickle.loads(pa.decompress(packed, size, _CODEC, asbytes=True)))
+        heappush(heap, (next(entries), number, entries))
+    while heap:
+        yield _next(heap)
+
+
+def _next(heap: list[tuple[Entry, int, Iterator[Entry]]]) -> Entry:
+    entry, number, entries = heap[0]
+    following = next(entries, None)
+    if following is None:
+        heappop(heap)
+    else:
+        heapreplace(heap, (following, number, entries))
+    return entry

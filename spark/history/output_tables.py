@@ -6,7 +6,7 @@ first time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.protocol.codes import LONG_MAX
-from batonmq.spark.read.columns import TIMESTAMP, columns_of
+from batonmq.spark.read.columns import KINDS, TIMESTAMP, columns_of
 from batonmq.spark.report.quantities import DAY_MS
 
 TABLES: Final = {
@@ -46,31 +46,35 @@ Row = Mapping[str, Any]
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
 FOLDERS: Final = {name: ("group",) if name == BY_GROUP else ("group", "day") for name in TABLES}
-GROUP: Final = "group"
+EVENTS, ELECTIONS = "events", "elections"
 _ROWS_MAX: Final = 20_000
-_OF_TABLES: Final = {each.name: each.type for table in TABLES.values() for each in table}
-FOLDED: Final = pa.schema([
-    *columns_of("string: part group; day: day; long: events elections"),
-    *((name, kind) for name, kind in _OF_TABLES.items() if name != "day"),
-])  # fmt: skip
-"""The columns of all tables. A row is of one of them, its `part`, and null elsewhere; of the part
-GROUP: how many events and elections a group has."""
+FOLDED: Final = columns_of("string: part grp; long: many; binary: packed")
+"""Rows of a table (`part`), packed into one: how many, and themselves. Without `packed`: how many
+events or elections a group has."""
 
 
-def query_of(name: str) -> str:
-    """A table out of the view `folded`."""
-    names = dict.fromkeys((*TABLES[name].names, *FOLDERS[name]))
-    columns = ", ".join(f"f.{each} AS {each}" for each in names)
-    return f"SELECT {columns} FROM folded f WHERE f.part = '{name}'"
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """The time of rows to write, [since, until) in ms."""
 
+    since_ms: int = 0
+    until_ms: int = LONG_MAX
 
-def span_of(since: datetime | None, until: datetime | None) -> range:
-    """The time of rows to write, [since, until) in ms. Without a zone a time is UTC. Raises
-    ValueError if nothing is between them."""
-    span = range(_ms(since, 0), _ms(until, LONG_MAX))
-    if since and until and not span:
-        raise ValueError(f"--since {since} must be before --until {until}")
-    return span
+    @classmethod
+    def of(cls, since: datetime | None, until: datetime | None) -> TimeSpan:
+        """Without a zone a time is UTC. Raises ValueError if nothing is between them."""
+        span = cls(_ms(since, 0), _ms(until, LONG_MAX))
+        if since and until and span.since_ms >= span.until_ms:
+            raise ValueError(f"--since {since} must be before --until {until}")
+        return span
+
+    def has(self, at_ms: int | None) -> bool:
+        """Rows without a time stay."""
+        return at_ms is None or self.since_ms <= at_ms < self.until_ms
+
+    def has_day(self, day: int) -> bool:
+        """Days are whole; `day` counts from 1970."""
+        return (day + 1) * DAY_MS > self.since_ms and day * DAY_MS < self.until_ms
 
 
 def _ms(moment: datetime | None, default: int) -> int:
@@ -82,43 +86,81 @@ def _ms(moment: datetime | None, default: int) -> int:
 
 @dataclass(slots=True)
 class FoldedRows:
-    """Rows of all tables on their way out of a task. `last_day`: of findings without a time."""
+    """Rows of all tables on their way out of a task, as batches of FOLDED.
 
-    span: range
+    `last_day`: that of findings without a time.
+    """
+
+    span: TimeSpan
     last_day: int
-    _held: list[Row] = field(default_factory=list)
+    _held: dict[str, list[Row]] = field(default_factory=dict)
+    _rows: int = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self._held) >= _ROWS_MAX
+        return self._rows >= _ROWS_MAX
 
     def add(self, table: str, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> None:
         """A row of a group, and of the day of a time in ms; left out if its time `at_ms` is not
-        wanted; rows without one stay."""
-        if at_ms is not None and at_ms not in self.span:
+        wanted."""
+        if not self.span.has(at_ms):
             return
         if day_ms is None and table == "findings":
             day_ms = self.last_day * DAY_MS
-        self._put(table, row, group or None, None if day_ms is None else day_ms // DAY_MS)
+        self._put(table, row, group, None if day_ms is None else day_ms // DAY_MS)
 
     def add_day(self, row: Row, group: str, day: int) -> None:
-        """A row of `unavailability` for a day counted from 1970, if some of it is wanted."""
-        if self.span.start < (day + 1) * DAY_MS and day * DAY_MS < self.span.stop:
+        """A row of `unavailability` for a day counted from 1970, if it is wanted."""
+        if self.span.has_day(day):
             self._put(BY_GROUP, row, group, day)
 
-    def add_group(self, group: str, events: int, elections: int) -> None:
-        self._put(GROUP, {"events": events, "elections": elections}, group, None)
+    def _put(self, table: str, row: Row, group: str, day: int | None) -> None:
+        self._held.setdefault(table, []).append({**row, "group": group or None, "day": day})
+        self._rows += 1
 
-    def _put(self, part: str, row: Row, group: str | None, day: int | None) -> None:
-        self._held.append({**row, "part": part, "group": group, "day": day})
-
-    def take(self) -> pa.RecordBatch:
+    def take(self) -> Iterator[pa.RecordBatch]:
         """What is held; then nothing is."""
-        columns = []
-        for name, kind in zip(FOLDED.names, FOLDED.types, strict=True):
-            # Rows have ms, columns us.
-            given = pa.timestamp("ms", "UTC") if kind == TIMESTAMP else kind
-            values = [row.get(name) for row in self._held]
-            columns.append(pa.array(values, given).cast(kind))
+        for name, rows in self._held.items():
+            schema = written_schema(name)
+            columns = [_column([row[each.name] for row in rows], each.type) for each in schema]
+            yield folded_row(name, len(rows), _packed(pa.Table.from_arrays(columns, schema=schema)))
         self._held.clear()
-        return pa.RecordBatch.from_arrays(columns, schema=FOLDED)
+        self._rows = 0
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    # Rows have ms, columns us.
+    given = pa.timestamp("ms", "UTC") if kind == TIMESTAMP else kind
+    return pa.array(values, given).cast(kind)
+
+
+def folded_row(
+    part: str, many: int, packed: bytes | None = None, group: str | None = None
+) -> pa.RecordBatch:
+    row = {"part": part, "grp": group, "many": many, "packed": packed}
+    return pa.RecordBatch.from_pylist([row], FOLDED)
+
+
+def _packed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(packed: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """The rows of one table."""
+    for each in packed:
+        yield from pa.ipc.open_stream(each)
+
+
+def table_of(name: str, packed: Iterable[bytes]) -> pa.Table:
+    """All rows of one table."""
+    return pa.Table.from_batches(unpacked(packed), written_schema(name))
+
+
+def written_schema(name: str) -> pa.Schema:
+    """The columns of a table with its folders."""
+    kinds = {"group": KINDS["string"], "day": KINDS["day"]}
+    return pa.schema([*TABLES[name], *((each, kinds[each]) for each in FOLDERS[name])])

@@ -50,19 +50,23 @@ def plan_history(places: Iterable[tuple[Storage, str]], size_bytes: int) -> list
     return found
 
 
-def events_of(
-    path: str, lines: Iterable[tuple[int, bytes]]
-) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
-    """(offset, line without its end, event), and lines that are none.
+def events_of(part: TextPart) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
+    """(offset, line without its end, event), and lines that are none. Raises OSError.
 
     A last line without its end is being written, or was torn by a crash: it is not there.
     """
+    return _checked(part, part.lines())
+
+
+def _checked(
+    part: TextPart, lines: Iterable[tuple[int, bytes]]
+) -> Iterator[tuple[int, bytes, HistoryEvent] | Damage]:
     for offset, line in lines:
         if line.endswith(b"\n"):
             try:
                 yield offset, line[:-1], checked_event(line)
             except ValueError as error:
-                yield Damage(path, offset, len(line), f"no event: {error}", in_log=False)
+                yield Damage(part.path, offset, len(line), f"no event: {error}", in_log=False)
 
 
 def read_history(wanted: TextPart, schema: pa.Schema) -> Iterator[pa.RecordBatch | Damage]:
@@ -75,7 +79,7 @@ def read_history(wanted: TextPart, schema: pa.Schema) -> Iterator[pa.RecordBatch
         places = begin + np.concatenate(([0], ends))[:-1]
         plain = _by_arrow(text, len(places))
         if plain is None:
-            found = list(events_of(path, zip(places.tolist(), io.BytesIO(text), strict=True)))
+            found = list(_checked(wanted, zip(places.tolist(), io.BytesIO(text), strict=True)))
             yield from (each for each in found if isinstance(each, Damage))
             good = [each for each in found if not isinstance(each, Damage)]
             places, plain = np.array([each[0] for each in good]), _plain(each[2] for each in good)

@@ -51,7 +51,6 @@ Step = Callable[[str], AbstractContextManager[None]]
 """Reports that a step begins, and when its block ends."""
 _GROUP_BYTES: Final = 32 << 20
 """So much is a row group of a Parquet file, before it is packed."""
-_BATCH_ROWS: Final = 20_000
 _WRITTEN: Final = columns_of("long: many")
 _MACROS: Final = """
     CREATE MACRO unix_millis(t) AS epoch_ms(t);
@@ -59,7 +58,6 @@ _MACROS: Final = """
         CAST(make_timestamp(CAST(ms AS BIGINT) * 1000) AS TIMESTAMPTZ);
     CREATE MACRO shiftleft(n, bits) AS n << bits;
     CREATE MACRO shiftright(n, bits) AS n >> bits;
-    CREATE MACRO struct(a, b) AS {'a': a, 'b': b};
 """
 
 
@@ -364,12 +362,12 @@ class DuckEngine(_Engine):
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
-        """The rows that a function makes of a query's. With `by` it gets them in that order, those
-        with one value of its first column in one task; then what it makes is kept."""
+        """The rows that a function makes of a query's. With `by` they come in that order, those
+        with one value of its first column in one task."""
         with self._db.cursor() as reading:
             sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
-            self._stream(view, schema, function(reading.sql(text).to_arrow_reader(_BATCH_ROWS)))
+            self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
 
     def rows(self, query: str) -> pa.Table:
         """The result of a query, in this process."""
@@ -422,8 +420,12 @@ class SparkEngine(_Engine):
                 for number in batch.column(0).to_pylist():
                     yield from function(every[number])
 
+        from pyspark import StorageLevel
+
         numbers = self._session.range(0, len(every), 1, max(1, len(every)))
-        self._keep(self._make(view, numbers, run, schema))
+        made = self._make(view, numbers, run, schema)
+        # On the disk: rows of tasks may be many, and are read in order.
+        self._kept.append(made.persist(StorageLevel.DISK_ONLY))
 
     def applied(
         self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
@@ -433,9 +435,7 @@ class SparkEngine(_Engine):
             # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
             count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
             rows = rows.repartition(count, by[0]).sortWithinPartitions(*by)
-        made = self._make(view, rows, function, schema)
-        if by:
-            self._keep(made)
+        self._make(view, rows, function, schema)
 
     def _make(self, view: str, rows: DataFrame, function: OfRows, schema: pa.Schema) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -443,12 +443,6 @@ class SparkEngine(_Engine):
         made = rows.mapInArrow(function, from_arrow_schema(schema))
         made.createOrReplaceTempView(view)
         return made
-
-    def _keep(self, made: DataFrame) -> None:
-        from pyspark import StorageLevel
-
-        # On the disk, by columns: rows may be many, and a query needs a few of their columns.
-        self._kept.append(made.persist(StorageLevel.DISK_ONLY))
 
     def rows(self, query: str) -> pa.Table:
         context = self._session.sparkContext

@@ -825,7 +825,7 @@ class Counted(dict):
 def test_what_controllers_have_of_many_logs_is_not_gone_through_for_each_of_them():
     places = [((f"log{n}", rank), (rank, 0)) for n in range(100) for rank in (0, 1)]
     facts = Facts(("n0", "n1"), {}, {}, {}, Counted(places), Counted(places))
-    found = [each.kind for each in of_all(facts, [])]
+    found = [each.kind for each in of_all(facts, {})]
     assert (found.count("history_begins_late"), found.count("history_ends_early")) == (100, 100)
     assert Counted.times < 10
 
