@@ -111,7 +111,6 @@ class BrokerService:
         self._tasks: list[asyncio.Task[None]] = []
         self.store = _store(config)
         self.path = _write_path(config, self.store, self.endpoint)
-        self.path.flush_replies = self.endpoint.server.flush
         self.tables = _tables(config)
         self.topics = TopicService(
             self.tables,

@@ -87,11 +87,6 @@ class Endpoint:
                 self._schedule_idle_check()
         return self._loop
 
-    def flush(self) -> None:
-        """Writes the frames that were queued in this turn now, not at its end."""
-        if self._turn is not None:
-            self._turn.flush()
-
     def _new_connection(self) -> Connection:
         loop = self._bind()
         assert self._turn is not None and self._dispatcher is not None

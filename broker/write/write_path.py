@@ -255,7 +255,6 @@ class WritePath:
         self.flow = flow or FlowControl(BrokerConfig(), StoreConfig())
         self._hooks = hooks or PutHooks(StoreConfig())
         self.sync_flush = sync_flush
-        self.flush_replies: Callable[[], None] = lambda: None
         # Until the broker knows its mode.
         self.rule: ConfirmRule = OwnDiskConfirms(self, None, waits=False)
         self._scheduled = False
@@ -352,7 +351,6 @@ class WritePath:
         """All below `offset` is on every required member. Code 0 leaves only here, and only for
         the epoch in which its write was taken (R4)."""
         self.release(offset)
-        self.flush_replies()  # before the dispatch: their clients wait for nothing else
         self.store.advance_confirm_offset(offset)
 
     def release(self, offset: int) -> None:

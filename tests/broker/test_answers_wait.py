@@ -162,19 +162,6 @@ async def test_r1_a_batch_waits_for_its_last_message(rig):
     assert (await waits).code == 0
 
 
-async def test_a_reply_is_written_before_readers_see_its_message(rig):
-    """Its client waits for nothing else."""
-    await rig.send()
-    unwritten = []
-
-    def arrived(topic, *_):
-        unwritten.extend((topic, each._out) for each in rig.service.endpoint.server.connections)
-
-    rig.service.store.arrival_listeners.append(arrived)
-    await rig.send()
-    assert unwritten == [("T", [])]
-
-
 async def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(rig):
     queue = MessageQueue("T", "broker-a", 0)
     body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
