@@ -28,7 +28,6 @@ from batonmq.protocol.properties import (
     POP_CK,
     PROPERTIES_SIZE_MAX,
     with_properties,
-    without_properties,
 )
 from batonmq.protocol.records.codec import (
     Buffer,
@@ -273,9 +272,12 @@ def _as_of_topic(record: Buffer, topic: str, handle: PopHandle) -> bytes:
     own = {POP_CK.encode(): handle.encode().encode()}
     properties = with_properties(message.properties, own)
     while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker left no space for the handle
-        name = max(properties.split(b"\x02"), key=len).partition(b"\x01")[0]
+        pairs = properties.split(b"\x02")
+        longest = max((pair for pair in pairs if not pair.startswith(b"POP_CK\x01")), key=len)
+        name = longest.partition(b"\x01")[0]
         log.warning("property_left_out topic=%s handle=%s name=%r", topic, handle, name[:64])
-        properties = without_properties(properties, (name,))
+        pairs.remove(longest)
+        properties = b"\x02".join(pairs)
     message.properties = properties
     return encode_record(
         message,

@@ -133,10 +133,11 @@ async def test_r54_a_count_at_its_limit_ends_no_revive(rig, clock):
 
 
 @pytest.mark.parametrize("left", [0, 20, 40, 120, 2000])
-async def test_r54_properties_without_space_for_a_handle_stop_no_group(rig, clock, left):
+@pytest.mark.parametrize("separator", [b"\x01", b"="])  # the second one: no pair at all
+async def test_r54_properties_without_space_for_a_handle_stop_no_group(rig, clock, left, separator):
     """As logs of earlier brokers, and of Java's, have them: all of it comes to the group, or is a
     dead letter."""
-    pad = b"pad\x01" + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
+    pad = b"pad" + separator + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
     for topic in ("T", "%RETRY%g_T"):
         await rig.send("T", b"small")
         rig.service.topics.of_group("%RETRY%g_T", 1)
