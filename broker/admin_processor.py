@@ -4,8 +4,6 @@ A change is answered when its record is confirmed, so every required member has 
 Origin: AdminBrokerProcessor in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 from collections.abc import Awaitable, Callable

@@ -8,8 +8,6 @@ and time. If that address is out of date, the broker there refuses the request, 
 set (R1).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ Keys have RocketMQ's spelling. Keys that only BatonMQ has are in `replicas:`. Or
 org.apache.rocketmq.common.BrokerConfig.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Literal

@@ -3,8 +3,6 @@
 They begin and end with the mastership, and are notified of messages in their topics.
 """
 
-from __future__ import annotations
-
 from batonmq.auth.guard import Guard
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager

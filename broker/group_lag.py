@@ -3,8 +3,6 @@
 An offline group keeps its lag, also in its retry topic. Origin: ConsumerLagCalculator in Java.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from batonmq.broker.service import BrokerService

@@ -7,8 +7,6 @@ from memory what other groups read. An operator enables it again. Origin:
 BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDiff in Java.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -6,8 +6,6 @@ Only the master publishes metrics of consumer groups, since sums over all member
 twice. Origin: BrokerMetricsManager and DefaultStoreMetricsManager in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from enum import IntEnum

@@ -11,8 +11,6 @@ and only while it follows that master. Origin: BrokerOuterAPI.registerBrokerAll,
 BrokerController.registerIncrementBrokerData in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import zlib

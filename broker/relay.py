@@ -17,8 +17,6 @@ shared connection, and returns the reply under the client's opaque. Only the mas
 Waiting requests are bounded in number, bytes and time; further ones are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,8 +1,6 @@
 """Reads a request's extFields, and makes the two most frequent refusals. Each function that reads
 raises BrokerRefusal(INVALID_PARAMETER) naming the field."""
 
-from __future__ import annotations
-
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message_id import decode_offset_msg_id

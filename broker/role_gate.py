@@ -5,8 +5,6 @@ keeps role views, which may be ahead of this role.) Writes are safe because of c
 not because of the gate: it only saves clients a wait that cannot succeed (R36).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ controllers get a Goodbye, then everything is closed from the outside in. Origin
 and BrokerStartup in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

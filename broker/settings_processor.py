@@ -5,8 +5,6 @@ values at the next start; RocketMQ writes them into the configuration file itsel
 Origin: AdminBrokerProcessor and Configuration in Java.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, Final

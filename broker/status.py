@@ -1,7 +1,5 @@
 """The status of a broker for admin tools, and its registration at name servers."""
 
-from __future__ import annotations
-
 import json
 import os
 from bisect import bisect_right

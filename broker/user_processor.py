@@ -6,8 +6,6 @@ user again is no error: mqadmin sends the request to every replica, and each rel
 master. Origin: AdminBrokerProcessor in Java.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -10,8 +10,6 @@ with an unknown outcome. If they keep refusing, the master drops its sessions: t
 a newer epoch, and every copy is applied before it or refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 

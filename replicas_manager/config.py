@@ -4,8 +4,6 @@ Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controll
 `brokerElectionPriority`, `asyncLearner`, `storePathBrokerIdentity`). `controllerProtocol` is ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal

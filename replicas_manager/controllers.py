@@ -12,8 +12,6 @@ refusal a new id is used, or the refusal would be repeated. The controllers elec
 a master dies (R10); a broker requests an election only if it still has no master after that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

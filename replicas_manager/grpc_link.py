@@ -9,8 +9,6 @@ log line. At most `OFTEN_MAX` of a kind are sent in `OFTEN_MS`; the next one cou
 in `notTold`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

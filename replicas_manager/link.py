@@ -6,8 +6,6 @@ not wait for its turn. A link (`grpc_link` for our controllers, `remoting_link` 
 makes no decisions: it performs effects of the state machine and reports their outcomes as events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol

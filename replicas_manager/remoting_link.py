@@ -9,8 +9,6 @@ dead; until then `state` refuses the mastership. A master always sends heartbeat
 Origin: ReplicasManager, BrokerOuterAPI in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

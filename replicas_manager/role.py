@@ -11,8 +11,6 @@ Invariants:
   fetch damaged bytes of a slave again (R24).
 """
 
-from __future__ import annotations
-
 import enum
 
 from batonmq.protocol.role_view import Role, RoleView

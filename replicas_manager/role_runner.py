@@ -9,8 +9,6 @@ earlier proposals.
 wait for their turn (R33).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

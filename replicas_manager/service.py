@@ -5,8 +5,6 @@ controllers, durable files, role changes of the broker. Makes no decisions. One 
 for use on the broker's loop only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection

@@ -7,8 +7,6 @@ and a closed one look alike. Each request is one call with exactly one outcome, 
 is closed: the state machine waits for it, and decides about the next one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

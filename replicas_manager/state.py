@@ -9,8 +9,6 @@ stores the epoch of a role change, and reports that (`EpochStored`, R2).
 Origin: Java `ReplicasManager` (states, changeBrokerRole); the sessions replace its polling.
 """
 
-from __future__ import annotations
-
 from typing import assert_never
 
 from batonmq.protocol.codes import ResponseCode

@@ -13,8 +13,6 @@ Invariants:
 `next_ms` says when to call `poll` at the latest. Times are ms of one clock, offsets exclusive ends.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Free of Spark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

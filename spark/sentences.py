@@ -1,7 +1,5 @@
 """Errors with a sentence for people: Spark shows them without Python's traceback. Free of Spark."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@ members that their group changed. Origin: ClientManageProcessor, ConsumerManageP
 Broker2Client in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -3,8 +3,6 @@
 Origin: AdminBrokerProcessor, ConsumerManageProcessor in Java.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import cast
 

@@ -12,8 +12,6 @@ then move to another one. Times are ms of one monotonic clock, and travel as age
 Origin: ConsumerManager, ProducerManager and ConsumerGroupInfo in Java.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

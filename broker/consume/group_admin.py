@@ -4,8 +4,6 @@ Members are called over the connections that they have opened. Walks over many q
 loop. Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice

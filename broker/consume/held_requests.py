@@ -5,8 +5,6 @@ message reaches. The cost of one request does not depend on the number of others
 monotonic clock. Origin: Java `PullRequestHoldService`, `PopLongPollingService`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator

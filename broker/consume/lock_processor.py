@@ -4,8 +4,6 @@ A lock is answered when its record is on every required member (R30). Releases a
 are records as well. Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockManager` in Java.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ correct the offset (R28).
 Origin: PullMessageProcessor, PullRequestHoldService in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

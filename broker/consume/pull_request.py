@@ -4,8 +4,6 @@ The result is a `Pull`: what to read, and with which filter. The subscription co
 itself, or from the group's heartbeats. Origin: PullMessageProcessor in Java.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -5,8 +5,6 @@ GET_MAX_OFFSET (30) with `committed` false may go beyond. All records lie below 
 ConsumerManageProcessor, AdminBrokerProcessor and QueryMessageProcessor in Java.
 """
 
-from __future__ import annotations
-
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.request_fields import flag, invalid, number, system_error, text

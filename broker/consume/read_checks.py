@@ -2,8 +2,6 @@
 Java counterpart, because the first that fails decides the answer.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from batonmq.broker.tables.topics import TopicService

@@ -10,8 +10,6 @@ have another size. This broker evaluates filters on the records themselves.
 Origin: Java `ConsumerFilterManager`, `BloomFilter`, Guava's `murmur3_128`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Collection
 from itertools import islice

@@ -9,8 +9,6 @@ Names keep their case, keywords do not. NOT binds tighter than any comparison. O
 `SelectorParser.jj`, `ComparisonExpression`, `LogicExpression`, `UnaryExpression`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -5,8 +5,6 @@ boolean. Text is converted to the type of the other side. If that fails, ValueEr
 the message does not pass whatever the rest of the expression says.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re

@@ -6,8 +6,6 @@ cost 0.1 s as well, so they are loaded with the first expression, or in a thread
 start (`preload`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Coroutine

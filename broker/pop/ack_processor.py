@@ -7,8 +7,6 @@ too, but with another invisible time it delivers a message again that was acknow
 AckMessageProcessor, ChangeInvisibleTimeProcessor in Java.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Iterable

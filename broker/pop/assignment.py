@@ -6,8 +6,6 @@ what it has. With POP all members may share a queue: each gets queueId -1 of eac
 Origin: QueryAssignmentProcessor, AssignmentManager in Java.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Where each group pops next, ahead of its committed offset. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from batonmq.broker.pop.pop_table import Key

@@ -5,8 +5,6 @@ confirmed. A request that finds nothing is held (`PopHold`). Origin: PopMessageP
 PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

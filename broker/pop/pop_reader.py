@@ -4,8 +4,6 @@ One call looks at a bounded number of queues; a `Walk` remembers which are left.
 Origin: Java `PopMessageProcessor.popMsgFromTopic`, `popMsgFromQueue`.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random

@@ -3,8 +3,6 @@
 Origin: `PopMessageProcessor`, `PeekMessageProcessor`, `NotificationProcessor` in Java.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -8,8 +8,6 @@ records contain all pops that the groups' offsets do not. The oldest check point
 from time to time, so that a new master has few records to read. Origin: Java `PopReviveService`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable

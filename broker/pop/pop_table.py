@@ -12,8 +12,6 @@ pop blocks its queue (`is_blocked`). Times are wall clock ms.
 Origin: Java `PopCheckPoint`, `PopBufferMergeService`, `ConsumerOrderInfoManager`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Messages that were popped and not acknowledged in time: they go into a retry topic."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

@@ -14,8 +14,6 @@ Origin: Java BrokerController and DefaultHAService without controllers, and Brok
 which takes whole tables by their versions, and does not look at the log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from functools import partial

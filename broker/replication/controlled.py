@@ -4,8 +4,6 @@ The HA service confirms writes and proposes SyncStateSets. The ReplicasManager t
 to the controllers, and changes the role through `RoleActions` when a new role view arrives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping

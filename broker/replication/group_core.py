@@ -10,8 +10,6 @@ Origin: BrokerPreOnlineService, BrokerController.syncBrokerMemberGroup and updat
 where nothing detects a second broker of one id.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

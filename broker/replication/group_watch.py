@@ -5,8 +5,6 @@ heartbeats if slaves may act for the master, and takes the notices of others.
 Origin: BrokerController, BrokerPreOnlineService, AdminBrokerProcessor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ is the same without controllers, with the roles of the configuration. A reader o
 not read the other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

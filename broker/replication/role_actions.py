@@ -7,8 +7,6 @@ role can leave in between.
 Origin: ReplicasManager.changeToMaster and changeToSlave in Java.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable
 

@@ -5,8 +5,6 @@ times, and only its first message needs a timer. (Java polls every 100 ms.) Time
 Origin: Java `ScheduleMessageService`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple

@@ -7,8 +7,6 @@ another one by its unique key. Origin: org.apache.rocketmq.broker.schedule.Sched
 org.apache.rocketmq.store.timer.TimerMessageStore.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from functools import partial

@@ -7,8 +7,6 @@ replica stores these records as ordinary messages, and gets the offsets by GET_A
 (45).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Final
 

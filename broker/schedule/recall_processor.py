@@ -4,8 +4,6 @@ The reply waits until the recall is confirmed. From then on the message is not d
 became due at the same moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
 """
 
-from __future__ import annotations
-
 import os
 
 from batonmq.broker.config import BrokerSections

@@ -6,8 +6,6 @@ wheel with a slot for each second, and a separate log.) Times are wall clock ms.
 Origin: Java `TimerMessageStore`, `TimerMetrics`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from typing import Final

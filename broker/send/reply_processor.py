@@ -9,8 +9,6 @@ does not answer, the result is SYSTEM_ERROR, although the message is stored. Ori
 ReplyMessageProcessor in Java.
 """
 
-from __future__ import annotations
-
 from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig

@@ -7,8 +7,6 @@ consumer moves its offset (R30). If the request fails, a stock client sends the 
 AbstractSendMessageProcessor.consumerSendMsgBack in Java, step by step.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

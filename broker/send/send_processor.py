@@ -8,8 +8,6 @@ A request is checked and put as a record into the store's turn buffer. Its finis
 Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os

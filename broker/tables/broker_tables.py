@@ -1,7 +1,5 @@
 """The tables of a broker that are files beside the log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

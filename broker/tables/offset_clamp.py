@@ -11,8 +11,6 @@ In both cases consumers may still have an old offset: they may not commit it, an
 continues at the group's offset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple

@@ -12,8 +12,6 @@ may repeat one that a group took up in the last half second, and the group's pro
 lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec

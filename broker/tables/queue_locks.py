@@ -9,8 +9,6 @@ a majority grants them; here every required member does, always. Origin: Java
 `RebalanceLockManager`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ slave that reads pages stops after the first. Our slaves accept pages: an answer
 comes in pages of its bytes (R58). Origin: Java `SlaveSynchronize`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -14,8 +14,6 @@ Origin: TopicConfigManager and AdminBrokerProcessor in Java, whose slaves poll t
 seconds instead.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence

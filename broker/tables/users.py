@@ -5,8 +5,6 @@ truncated as messages are, and a failover changes no decision. What lies before 
 is fetched with the other tables.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ heartbeat may be 30 s away. Origin: Java `AbstractTransactionalMessageCheckListe
 `ProducerManager`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final, cast

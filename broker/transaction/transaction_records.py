@@ -12,8 +12,6 @@ Times are wall clock ms. Origin: Java `TransactionalMessageBridge`, `EndTransact
 `TransactionalMessageServiceImpl.check`, which reads both queues again in each round.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections import deque

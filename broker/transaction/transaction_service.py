@@ -12,8 +12,6 @@ The shell around `transaction_records`. Origin: EndTransactionProcessor,
 TransactionalMessageServiceImpl and TransactionalOpBatchService.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from functools import partial

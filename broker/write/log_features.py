@@ -7,8 +7,6 @@ this master takes no writes, within a planned switch, or while the replicas are 
 `SystemRecords` passes the records of system topics to the tables that they change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

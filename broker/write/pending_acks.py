@@ -9,8 +9,6 @@ another broker: if too many wait already, or if they queued up while the disk bl
 Origin: BrokerFastFailure and the limit of the send queue in Java.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable

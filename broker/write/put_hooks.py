@@ -11,8 +11,6 @@ with its due time in ms in TIMER_OUT_MS (Java rounds to a second). Sends, commit
 and retries pass here; what the broker delivers or writes for itself does not. Origin:
 org.apache.rocketmq.broker.util.HookUtils."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -4,8 +4,6 @@ One record must not stop a feature. A record that can never be carried out stays
 named in the process log and by `mqctl health`, and the feature continues with the next one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from typing import Final

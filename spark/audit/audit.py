@@ -1,7 +1,5 @@
 """Runs an audit: what the stores say by themselves, then the queries, and what they found."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter

@@ -7,8 +7,6 @@ and `queue_files`; `sets`, replicas by their bits. `grp` is the group; names tha
 not used. `docs/spark-jobs.md` explains the kinds of findings.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final

@@ -3,8 +3,6 @@
 JSON lines, packed ones and folders, too. Free of Spark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile

@@ -2,8 +2,6 @@
 and confirms, and which bytes their lists give to different epochs. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, groupby

@@ -6,8 +6,6 @@ records, so damage in one replica does not hide records of another. They are joi
 where they do not agree, see `vote`. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

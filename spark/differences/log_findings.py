@@ -1,7 +1,5 @@
 """What comparing stores gives: findings, and the columns of table `differences`. Free of Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

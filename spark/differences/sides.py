@@ -3,8 +3,6 @@
 Free of Spark.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ needs leaves it: findings, counts, and, if they are wanted, one narrow row per m
 body. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ confirmOffset) is right. A replica whose bytes are no record has no vote; one th
 record across the place, or a blank, votes that no record begins there. Free of Spark.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Runs of lines are sorted by group and place between the two steps, so that no task holds a history.
 """
 
-from __future__ import annotations
-
 import gc
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ An event travels as its line of JSON: both engines sort lines, and only the fold
 them. What is no event is a `Damage`, by the same rules as in the table `history`.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence

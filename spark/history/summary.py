@@ -4,8 +4,6 @@ Numbers are queries over the written tables; only what no table has comes from t
 Spark.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime

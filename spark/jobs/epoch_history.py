@@ -4,8 +4,6 @@ Reads the histories of all controllers and the epoch files of all brokers, and w
 report; see `docs/spark-jobs.md`.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

@@ -4,8 +4,6 @@ Compares the stores of a group's replicas with each other and with lists of ackn
 work is in `batonmq.spark.audit`.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 from dataclasses import replace

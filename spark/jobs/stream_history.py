@@ -4,8 +4,6 @@ Reads the history from the controllers of a running cluster and writes the table
 a file for each batch; see `docs/spark-jobs.md`. Runs until it is stopped.
 """
 
-from __future__ import annotations
-
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial

@@ -3,8 +3,6 @@
 Reads store folders of brokers, and writes tables and a report; see `docs/spark-jobs.md`.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any

@@ -3,8 +3,6 @@
 Runs until it is stopped; see `docs/spark-tables.md`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

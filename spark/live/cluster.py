@@ -4,8 +4,6 @@
 Its loop runs only during a call. Free of Spark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence

@@ -8,8 +8,6 @@ A failover in the middle costs time only: offsets stay, and what a consumer may 
 Free of Spark.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

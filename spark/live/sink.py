@@ -4,8 +4,6 @@ At least once: a task, or a batch of a stream, that is done again sends its rows
 the unique key that it had: job, batch, partition, place in it, and a hash of the row.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import uuid

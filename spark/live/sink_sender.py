@@ -8,8 +8,6 @@ Files of attempts are `acks-<job>-<batch>-<partition>-<attempt>.jsonl`; `message
 reads the folder. A whole write or batch leaves `_committed-<job>-<batch>.json`. Free of Spark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -5,8 +5,6 @@ code. Two things differ: `body` is the plain body (a zlib-compressed one is infl
 stays as it is, and `sys_flag` has the compression), and there is no folder to name. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -6,8 +6,6 @@ the first such path, with Spark's jars, the session's, and its settings `spark.h
 `core-site.xml` and the like from HADOOP_CONF_DIR. Free of Spark.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ An outage of a second is far narrower than a pixel of a day, so every change of 
 constant size above its row of the time line as well. Free of Spark.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ Reads the tables of `epoch_history`. The words are in
 `templates/epoch.html`. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final

@@ -5,8 +5,6 @@ are is bounded, however long the history is. Times are ms since 1970 in UTC, dur
 known. Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 

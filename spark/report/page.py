@@ -5,8 +5,6 @@ request (Content-Security-Policy), so a picture that wanted one would show as an
 Free of Spark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final

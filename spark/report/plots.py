@@ -4,8 +4,6 @@ Colour-blind people can distinguish the colours, on white and on black (after Ok
 colour means, a symbol, a position or a word means, too. Free of Spark.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Free of Spark.
 """
 
-from __future__ import annotations
-
 import html
 from datetime import UTC, datetime, timedelta
 from typing import Final

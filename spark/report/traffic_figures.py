@@ -3,8 +3,6 @@
 Free of Spark.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What `topic_stats` does: choose replicas, run the queries, write the tables and the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ They read three views: `messages` and `offsets` of the data source, and `sources
 (store, broker). Texts are for `steps.sql`: both of its engines read them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -5,8 +5,6 @@ its rows. Times are ms since 1970 in UTC. "User" topics are those that are not o
 The words are in `report/templates/stats.html`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from types import SimpleNamespace

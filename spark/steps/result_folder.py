@@ -1,7 +1,5 @@
 """The folder of a job's results: tables, a page, and `summary.json`, which comes last."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence

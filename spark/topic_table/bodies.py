@@ -3,8 +3,6 @@
 A decoder makes a document of a body: values by the names of fields, None where a field has none.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping
 from datetime import time

@@ -5,8 +5,6 @@ A column takes only what it holds exactly (but for 32-bit floats, which round). 
 `Misfit`, and stays in the column `_rest`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -4,8 +4,6 @@ Beside its batch the table notes how far each log was read. So events that come 
 checkpoint, which begins with the oldest event, are left out.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A commit is one file, which comes whole or not at all. The newest one decides wh
 Free of Spark.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar, Final

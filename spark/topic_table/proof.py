@@ -4,8 +4,6 @@ The code that made the table's rows makes rows of the log's messages, too, so eq
 texts. `TableState`, which the table keeps, says which messages it must have. Free of Spark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ No message is dropped and none stops the stream: what has no column is in `_rest
 cannot be read is in `_body`, with the reason in `_error`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A topic as a table: a commit has the files of a batch, and the offsets of all queues."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

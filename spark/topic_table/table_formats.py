@@ -4,8 +4,6 @@ One commit adds the files of a batch, the batch's number as transaction, and a `
 table, not a checkpoint, decides which batches are in it. Free of Spark.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import time

@@ -8,8 +8,6 @@ A case of it says what is read, and makes a commit of a batch: topics in `stream
 `history_stream`.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from abc import ABC, abstractmethod

@@ -1,8 +1,6 @@
 """What a slave takes over from its master's tables, and what it does not (R31); tables that are
 larger than a frame come in pages (R58)."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where anybody passes, history and audit log name only users whose signature was right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

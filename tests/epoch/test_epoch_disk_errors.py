@@ -1,7 +1,5 @@
 """R2, R25: whichever disk call of a change of the epoch list fails, what is appended next stays."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The proof of the nodes' secret without controllers: `test_ha_node_secret` has what both modes
 share. A hello, its answer and a proof come before the first report."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

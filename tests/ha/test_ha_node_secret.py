@@ -1,8 +1,6 @@
 """R41: with a secret of the nodes, and without TLS, both ends of an HA connection prove that they
 know it. Not a byte of the log goes to a peer without a proof, and none is taken from one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

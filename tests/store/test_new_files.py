@@ -1,8 +1,6 @@
 """Files that a thread makes for queues: nothing is taken that is not there, and none shows a unit
 that no one wrote."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path

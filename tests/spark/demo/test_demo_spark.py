@@ -4,8 +4,6 @@ One cluster lives through four faults; then each job runs once over what it left
 itself is tested in tests/lab/faults.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Reading on while `stream_history` writes: whole files of the table's folder, nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The stream against what the controllers wrote down, through failovers and its driver's death."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
