@@ -322,7 +322,7 @@ async def test_r58_requests_whose_handlers_run_are_memory_of_their_host(
 
 
 async def test_r58_answers_that_are_not_read_stay_counted_when_a_handler_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = Waiting(3000, monkeypatch)
     waiting.link.receive(encode_frame(RemotingCommand.request(26, {}, bytes(10))))
