@@ -22,7 +22,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `settings_processor` | settings 25, 26; who is connected without TLS 60010 |
 | `user_processor` | users and policies 3001 to 3010; 60006, 60008, 60009 |
 | `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001; read mode 2004 |
-| `admin_processor` | what is not here 354, 355, 2001 to 2003, 200056 |
+| `admin_processor` | features that are off: RocksDB 354, 355, 200056; cold reads 2001 to 2003 |
 | `consume.group_admin` | positions 202, 208, 300, 303, 317, 343; offsets 222, 223, 314 |
 | `consume.group_admin` | members 307, 309 |
 | `consume.connection_processor` | connected clients 203, 204, 328, 345 |

@@ -527,7 +527,7 @@ async def _in_pieces(
         pieces.append(form(piece))
         left -= len(pieces[-1])
         if left < 0:
-            break  # R58: no frame takes it, and whoever asked is told so
+            break  # R58: too large for a frame: the caller gets an error
     return _done(request, b"".join(pieces))
 
 

@@ -394,7 +394,7 @@ class GroupAdminProcessor:
                     parts.append(encode_json(member.client_id) + b":" + table)
                     left -= len(parts[-1])
             if left < 0:
-                break  # R58: no answer takes as much, and the sender is told so
+                break  # R58: too large for an answer: the caller gets an error
         body = b'{"consumerTable":{%b},"messageQueueTable":{}}' % b",".join(parts)
         return RemotingCommand.response_to(request, body=body)
 

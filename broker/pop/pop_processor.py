@@ -169,7 +169,7 @@ class PopProcessor:
                 self._wait(pop, woken=woken)
 
     def _walk_on(self, pop: PopRequest, walk: Walk, *, woken: bool) -> None:
-        """Goes on in a later turn, in which all such walks together look at LOOKS_A_TURN queues:
+        """Continues in a later turn. All walks of one turn look at LOOKS_A_TURN queues together:
         thousands of requests may ask for a topic of thousands of queues (R58)."""
         if len(self._walking) >= ALL_MAX:
             self._refuse(pop, BrokerRefusal(ResponseCode.POLLING_FULL, "too many POPs in all"))

@@ -250,7 +250,7 @@ def test_r58_no_longer_name_of_a_producer_group_is_kept_than_a_heartbeat_may_hav
 
 @pytest.mark.counts_turns
 async def test_r58_an_end_that_names_an_offset_far_ahead_reads_the_queue_in_turns(rig, monkeypatch):
-    """Who sends halves faster than they are read could make one end read all that are left."""
+    """If halves come faster than they are read, one END_TRANSACTION could read them all at once."""
     features, count = rig.service.features.transactions, 1_000
     monkeypatch.setattr(features, "_wake", lambda: None)
     sent = [await half(rig, f"K{number}") for number in range(count)]

@@ -415,7 +415,7 @@ def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> No
 def test_what_counts_as_a_full_disk_names_what_is_full(
     mqctl: Run, fake: Any, why: str, step: str
 ) -> None:
-    """Without descriptors an operator was told to free disk space."""
+    """Free disk space does not help a process that has no file descriptors left."""
     fake.problems = {SLAVE: [f"its disk is full: /d/0: {why}"]}
     (told,) = mqctl("health", "--json").json["nextSteps"]
     assert re.match(step, told)
